@@ -1,0 +1,1 @@
+"""Durable structured concurrency for Trio."""
