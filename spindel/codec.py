@@ -14,11 +14,10 @@ from uuid import UUID
 
 import msgspec
 
-
 __all__ = ["JsonValue", "NotPortableError", "content_id", "decode_json", "encode_json"]
 
-JsonValue: TypeAlias = Union[  # noqa: UP007  a recursive alias can't use the bar with a forward reference
-    None, bool, int, float, str, "list[JsonValue]", "tuple[JsonValue, ...]", "Mapping[str, JsonValue]"
+JsonValue: TypeAlias = Union[
+    bool, int, float, str, "list[JsonValue]", "tuple[JsonValue, ...]", "Mapping[str, JsonValue]", None
 ]
 
 DEPTH_MAX: Final = 64
@@ -73,34 +72,41 @@ def content_id(domain: str, value: object) -> UUID:
     return UUID(int=number)
 
 
-def _check(value: object, path: str, depth: int) -> None:
-    if depth > DEPTH_MAX:
-        raise NotPortableError(path, f"nested deeper than {DEPTH_MAX} levels")
-    kind = type(value)
-    if value is None or kind is bool or kind is str:
-        if kind is str:
-            _check_text(value, path)
+def _check(value: Any, path: str, depth: int) -> None:
+    kind = type(value)  # pyright: ignore[reportUnknownVariableType]  anything may come
+    if value is None or kind is bool:
+        return
+    if kind is str:
+        _check_text(value, path)
     elif kind is int:
-        if not -_INT_LIMIT <= value < _INT_LIMIT:  # type: ignore[operator]
+        if not -_INT_LIMIT <= value < _INT_LIMIT:
             raise NotPortableError(path, f"{value!r} does not fit in 64 bits")
     elif kind is float:
-        if not math.isfinite(value):  # type: ignore[arg-type]
+        if not math.isfinite(value):
             raise NotPortableError(path, f"{value!r} is not a finite number")
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
+    else:
+        _check_items(value, path, depth)
+
+
+def _check_items(value: Any, path: str, depth: int) -> None:
+    if depth >= DEPTH_MAX:
+        raise NotPortableError(path, f"nested deeper than {DEPTH_MAX} levels")
+    if isinstance(value, Mapping):
+        mapping: Mapping[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]  anything may come
+        for key, item in mapping.items():
             if type(key) is not str:
                 raise NotPortableError(path, f"key {key!r} is not a str")
             _check_text(key, path)
             _check(item, f"{path}.{key}" if path else key, depth + 1)
-    elif kind is list or kind is tuple:
-        for index, item in enumerate(value):  # type: ignore[arg-type, var-annotated]
+    elif type(value) in {list, tuple}:
+        for index, item in enumerate(value):
             _check(item, f"{path}[{index}]", depth + 1)
     else:
-        raise NotPortableError(path, f"a {kind.__name__} is not data")
+        raise NotPortableError(path, f"a {type(value).__name__} is not data")
 
 
-def _check_text(value: object, path: str) -> None:
+def _check_text(value: str, path: str) -> None:
     try:
-        value.encode()  # type: ignore[attr-defined]
+        value.encode()
     except UnicodeEncodeError:
         raise NotPortableError(path, f"{value!r} is not valid Unicode text") from None

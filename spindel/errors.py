@@ -58,7 +58,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from uuid import UUID
 
     from spindel.ids import LaunchId, LeaseId, RunId
 
@@ -177,9 +176,7 @@ class ParentNotLiveError(CallerError, AdmissionError):
 
     def __init__(self, parent_id: object) -> None:
         self.parent_id = parent_id
-        super().__init__(
-            f"run {parent_id} can't admit children: it isn't a live Run of this room and incarnation"
-        )
+        super().__init__(f"run {parent_id} can't admit children: it isn't a live Run of this room and incarnation")
 
 
 class DuplicateRunError(CallerError, AdmissionError):
@@ -403,7 +400,9 @@ class WriteUncertainError(UnknownOutcomeError):
     def __init__(self, identity: tuple[str, ...], detail: str | None = None) -> None:
         self.identity = identity
         self.detail = detail
-        text = f"it is unknown whether {'/'.join(identity)} was stored; confirm it by its identity or repeat it unchanged"
+        text = (
+            f"it is unknown whether {'/'.join(identity)} was stored; confirm it by its identity or repeat it unchanged"
+        )
         if detail:
             text += f" ({detail})"
         super().__init__(text)
@@ -423,7 +422,9 @@ class AdmissionUncertainError(UnknownOutcomeError, AdmissionError):
         self.lease_id = lease_id
         self.fenced = fenced
         state = "it was fenced as failed/admission-failed" if fenced else "it is held until it is fenced"
-        super().__init__(f"it is unknown whether the first row of run {run_id} was stored; its body never began; {state}")
+        super().__init__(
+            f"it is unknown whether the first row of run {run_id} was stored; its body never began; {state}"
+        )
 
 
 class CauseNotDurableError(UnknownOutcomeError):
@@ -651,7 +652,9 @@ class RoomOwnershipLostError(OutcomeError):
     def __init__(self, room: str, epoch: int) -> None:
         self.room = room
         self.epoch = epoch
-        super().__init__(f"room {room!r} was taken over (epoch {epoch} is old); its Runs were cancelled and not recorded")
+        super().__init__(
+            f"room {room!r} was taken over (epoch {epoch} is old); its Runs were cancelled and not recorded"
+        )
 
 
 class WatchLaggedError(OutcomeError):

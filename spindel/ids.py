@@ -74,9 +74,7 @@ class IdSource:
 
     __slots__ = ("_last", "_now_micros", "_random_bits")
 
-    def __init__(
-        self, now_micros: Callable[[], int], random_bits: Callable[[int], int] | None = None
-    ) -> None:
+    def __init__(self, now_micros: Callable[[], int], random_bits: Callable[[int], int] | None = None) -> None:
         self._now_micros = now_micros
         self._random_bits = random.Random().getrandbits if random_bits is None else random_bits  # noqa: S311  ids are no secrets
         self._last = 0

@@ -7,7 +7,7 @@ repeat of the same command is recognised by its identity and content, so whoever
 from __future__ import annotations
 
 from typing import ClassVar, Protocol, TypeVar, runtime_checkable
-from uuid import UUID  # noqa: TC003  msgspec needs it at run time
+from uuid import UUID
 
 import msgspec
 
@@ -222,5 +222,3 @@ class Together(msgspec.Struct, frozen=True, kw_only=True):
     def identity(self) -> tuple[str, ...]:
         """The identities of all, in order."""
         return ("together", *("/".join(mutation.identity) for mutation in self.mutations))
-
-
