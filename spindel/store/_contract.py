@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from uuid import UUID
 
+    from spindel.clock import WallClock
     from spindel.errors import WriteRefusedError, WriteUncertainError
     from spindel.ids import RunId
     from spindel.store._mutations import Mutation
@@ -61,11 +62,13 @@ class RoomClaim:
         name: the room.
         incarnation: the UUID of this opening.
         at: when, in UTC microseconds; the store never lets a room's times go backwards.
+        wall_clock: dates the closing; without one it is dated like the opening.
     """
 
     name: str
     incarnation: UUID
     at: int
+    wall_clock: WallClock | None = None
 
 
 @attrs.frozen(kw_only=True)
