@@ -1,0 +1,248 @@
+"""The registry entry: one record that is a Run's admission lease, its execution lease and its family state.
+
+There is no other registry. An entry is made by the reservation, before anything happens, and changes phase until
+everything that the admission owed has come back. `Run` objects, nurseries and tasks may refer to it; only the code of
+this package, in single turns of the loop, changes it.
+
+One record instead of three because two of everything for each child is what a child costs: see the benchmark
+`admission`. Rare things (callbacks, publication, holds) sit in slots that stay None.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from spindel.runs._states import LEASE_NEXT, LeasePhase, Publication
+from spindel.store import FAMILY_VERSION, RunStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from contextvars import Context
+
+    import trio
+
+    from spindel.ids import LeaseId, RunId
+    from spindel.runs._finishing import Finisher
+    from spindel.runs._hosting import FamilyHost
+    from spindel.runs._outcome import Outcome
+    from spindel.runs._room import Room
+    from spindel.runs._run import Run
+    from spindel.store import AdmitRun
+
+__all__ = ["Entry", "FamilyReturned", "FamilyState", "Hold"]
+
+
+@attrs.frozen
+class FamilyReturned:
+    """The one thing that acknowledges a family's return; only the join of that family makes it.
+
+    Attributes:
+        run_id: the parent.
+        incarnation: the room's opening in which the family lived.
+    """
+
+    run_id: RunId
+    incarnation: object
+
+
+@attrs.define(eq=False)
+class Hold:
+    """What keeps something until an operator acts.
+
+    Attributes:
+        entry: the Run that owes it.
+        phase: the lease phase, launch kind or stage.
+        code: what went wrong, a code or a class name; never a message.
+        since: wall time in UTC microseconds.
+        error: the original error, for the operator only.
+        launch_id: the launch, if it is one.
+        abandon: called when an operator abandons it.
+    """
+
+    entry: Entry
+    phase: str
+    code: str
+    since: int
+    error: BaseException | None
+    abandon: Callable[[], None]
+    launch_id: Any = None
+
+
+class FamilyState:
+    """The children of a Run, or the root Runs of a room: all that is still owed for them.
+
+    A family has returned when it is sealed and has no lease. It is then joined by whoever registered as joiner.
+    """
+
+    __slots__ = ("abandoned", "blocks", "joined", "leases", "sealed")
+
+    def __init__(self) -> None:
+        self.leases: dict[int, Entry] = {}
+        self.sealed = False
+        # Called once, in the turn in which the family returns.
+        self.joined: Callable[[], None] | None = None
+        # Tasks inside an explicit reserve block: waiting there for the parent could never end.
+        self.blocks: list[trio.lowlevel.Task] | None = None
+        # An operator gave up a hold below: the family counts as gone, but its return is unknown.
+        self.abandoned = False
+
+    @property
+    def returned(self) -> bool:
+        """True once it is sealed and nothing is owed."""
+        return self.sealed and not self.leases
+
+    def seal(self) -> None:
+        """Admit nobody any more; idempotent."""
+        self.sealed = True
+        if not self.leases:
+            self._tell()
+
+    def drop(self, key: int) -> None:
+        """Take a released lease out."""
+        del self.leases[key]
+        if self.sealed and not self.leases:
+            self._tell()
+
+    def _tell(self) -> None:
+        joined, self.joined = self.joined, None
+        if joined is not None:
+            joined()
+
+
+# Shared by all leaves: a family nobody ever reserved in.
+_NO_CANCEL: Final = None
+
+
+class Entry:
+    """Admission lease, execution lease and family state of one Run. See the module."""
+
+    __slots__ = (
+        "_handle",
+        "_lease_id",
+        "admission",
+        "args",
+        "callback_exited",
+        "callbacks",
+        "cancel_reason",
+        "context",
+        "decided",
+        "depth",
+        "done",
+        "end",
+        "error",
+        "family",
+        "family_version",
+        "finisher",
+        "first_failure",
+        "fn",
+        "home",
+        "host",
+        "key",
+        "live",
+        "on_child_failure",
+        "outcome",
+        "owner",
+        "parent",
+        "phase",
+        "publication",
+        "publish",
+        "reason",
+        "returned",
+        "room",
+        "run_id",
+        "scope",
+        "sealed",
+        "started",
+        "status",
+        "value",
+    )
+
+    def __init__(self, room: Room, parent: Entry | None, owner: FamilyState, run_id: RunId) -> None:
+        self.room = room
+        self.parent = parent
+        # The family that owns this lease: the parent's or the room's.
+        self.owner = owner
+        self.run_id = run_id
+        self.key = run_id.int
+        self.depth = 0 if parent is None else parent.depth + 1
+        self._lease_id: LeaseId | None = None
+        self._handle: Run[Any] | None = None
+
+        # The admission lease.
+        self.phase = LeasePhase.RESERVED
+        self.callback_exited = False
+        self.returned = False
+        self.publication = Publication.NONE
+        self.publish: Callable[[Outcome[Any]], Awaitable[None]] | None = None
+        self.admission: AdmitRun | None = None
+
+        # The original controls: flag, scope, callbacks.
+        self.cancel_reason: str | None = _NO_CANCEL
+        self.scope: trio.CancelScope | None = None
+        self.callbacks: dict[str, Callable[[str], None]] | None = None
+
+        # The execution.
+        self.live = False
+        self.decided = False
+        self.sealed = False
+        self.status = RunStatus.RUNNING
+        self.reason: str | None = None
+        self.value: Any = None
+        self.error: BaseException | None = None
+        # None while it runs; then how it left: `finished`, `lost` or `abandoned`.
+        self.end: str | None = None
+        self.outcome: Outcome[Any] | None = None
+        self.fn: Callable[..., Awaitable[Any]] | None = None
+        self.args: tuple[Any, ...] = ()
+        self.context: Context | None = None
+        self.home: trio.Nursery | None = None
+        self.done: trio.Event | None = None
+        self.started: Any = None
+        self.finisher: Finisher | None = None
+
+        # The family.
+        self.family_version: int | None = FAMILY_VERSION
+        self.family: FamilyState | None = None
+        self.host: FamilyHost | None = None
+        self.on_child_failure = "isolate"
+        # Under the policy `cancel`: the errors of children that failed before the work did, or the work's mark.
+        self.first_failure: list[BaseException] | None = None
+
+    @property
+    def lease_id(self) -> LeaseId:
+        """The admission lease's id, made when somebody first looks at it."""
+        if self._lease_id is None:
+            self._lease_id = self.room.new_lease_id()
+        return self._lease_id
+
+    def handle(self) -> Run[Any]:
+        """Give the one `Run` object of this entry."""
+        if self._handle is None:
+            self._handle = self.room.make_handle(self)
+        return self._handle
+
+    def advance(self, phase: LeasePhase) -> None:
+        """Change the lease's phase along the table."""
+        assert phase in LEASE_NEXT[self.phase], f"no way from {self.phase} to {phase}"
+        self.phase = phase
+
+    def release_if_over(self) -> None:
+        """Drop the lease once callback exit, return and publication have all come, in whatever order."""
+        if not self.returned:
+            return
+        if self.publication is Publication.PENDING:
+            self.phase = LeasePhase.PUBLISHING
+        elif self.callback_exited:
+            self.drop_lease()
+        else:
+            self.phase = LeasePhase.RETURNED
+
+    def drop_lease(self) -> None:
+        """Release the lease: first what it refers to, then the lease itself."""
+        self.admission = None
+        self.publish = None
+        self.home = None
+        self.phase = LeasePhase.RELEASED
+        self.owner.drop(self.key)

@@ -1,0 +1,125 @@
+"""How a Run ended, and how that is decided from what its work did. Pure."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar, cast
+
+import attrs
+import trio
+
+from spindel.errors import RunCancelledError, RunFailedError, RunWaiting, RunWaitingError
+from spindel.ids import RunId  # noqa: TC001  attrs resolves it for documentation
+from spindel.store import ERROR_CHARACTERS_MAX, RunStatus
+
+__all__ = ["Decision", "Outcome", "decide", "error_text", "without_cancelled"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@attrs.frozen
+class Outcome(Generic[T_co]):
+    """The end of a Run.
+
+    Attributes:
+        run_id: the Run.
+        status: completed, failed, cancelled or waiting.
+        value: what the work returned, if completed.
+        error: what the work raised, without `trio.Cancelled`; known to the process that ran it only.
+        reason: the stored reason, such as `cancel-requested`, or None.
+    """
+
+    run_id: RunId
+    status: RunStatus
+    value: T_co | None
+    error: BaseException | None
+    reason: str | None = None
+
+    def unwrap(self) -> T_co:
+        """Give the value of a completed Run.
+
+        Raises:
+            RunFailedError: it failed; its own error is the cause.
+            RunCancelledError: it was cancelled.
+            RunWaitingError: it ended waiting.
+        """
+        if self.status is RunStatus.COMPLETED:
+            return cast("T_co", self.value)
+        if self.status is RunStatus.WAITING:
+            raise RunWaitingError(self.run_id, self.reason)
+        if self.status is RunStatus.CANCELLED:
+            raise RunCancelledError(self.run_id, self.reason) from self.error
+        raise RunFailedError(self.run_id, self.reason) from self.error
+
+
+@attrs.frozen
+class Decision:
+    """What the end of the work means.
+
+    Attributes:
+        status: completed, failed, cancelled or waiting.
+        reason: the reason to store, or None.
+        error: the error without its `Cancelled` leaves, or None.
+        interrupt: True if a `KeyboardInterrupt` or the like must leave through the room.
+    """
+
+    status: RunStatus
+    reason: str | None
+    error: BaseException | None
+    interrupt: bool = False
+
+
+def decide(problem: BaseException, cancel_reason: str | None) -> Decision:
+    """Decide the outcome of work that raised.
+
+    Args:
+        problem: what it raised; a group counts without its `Cancelled` leaves.
+        cancel_reason: why the Run was asked to stop, None if it wasn't.
+    """
+    error = without_cancelled(problem)
+    if error is None:
+        return Decision(RunStatus.CANCELLED, cancel_reason or "cancelled", None)
+    leaves = _leaves(error)
+    if any(not isinstance(leaf, Exception) for leaf in leaves):
+        return Decision(RunStatus.FAILED, "interrupted", error, interrupt=True)
+    signal = leaves[0]
+    if len(leaves) == 1 and isinstance(signal, RunWaiting):
+        return Decision(RunStatus.WAITING, signal.reason, None)
+    if cancel_reason is not None:
+        return Decision(RunStatus.CANCELLED, cancel_reason, error)
+    return Decision(RunStatus.FAILED, None, error)
+
+
+def without_cancelled(problem: BaseException) -> BaseException | None:
+    """Take the `Cancelled` leaves out of a group; None if nothing else is in it."""
+    if isinstance(problem, trio.Cancelled):
+        return None
+    if isinstance(problem, BaseExceptionGroup):
+        rest = cast("BaseExceptionGroup[BaseException]", problem).split(trio.Cancelled)[1]
+        return cast("BaseException | None", rest)
+    return problem
+
+
+def error_text(error: BaseException | None) -> str | None:
+    """Describe an error for its row: class and message, of a group those of its leaves; bounded."""
+    if error is None:
+        return None
+    text = "; ".join(_one_line(leaf) for leaf in _leaves(error))
+    # A row must take it whatever an exception's message holds.
+    text = text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+    return text if len(text) <= ERROR_CHARACTERS_MAX else text[: ERROR_CHARACTERS_MAX - 1] + "…"
+
+
+def _one_line(error: BaseException) -> str:
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001  a broken __str__ of a foreign class must not cost a Run its row
+        message = "its message can't be shown"
+    name = type(error).__qualname__
+    return f"{name}: {message}" if message else name
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    return [leaf for part in group.exceptions for leaf in _leaves(part)]

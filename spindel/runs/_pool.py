@@ -1,0 +1,306 @@
+"""The worker pool: one a room, for everything that must not run in a Run's own task, and for threads.
+
+Tasks (`join`, `publication`, `cleanup`, `recovery`, `wait`) run in a nursery of the pool's own, so that no full thread
+limiter and no cancelled Run can starve them. Threads (`native`) are bounded by the room's limiter and never abandoned:
+whoever called waits until the thread is back, whatever is cancelled. A native launch must not wait for another one, or
+a full limiter would wait for itself.
+
+| state | exists | 
+|---|---|
+| retained | callback and id; construction may have failed |
+| registered, submitting | and the exact ticket; the submission failed or its answer is unknown |
+| running | the ticket was claimed, once |
+| returned, failed | the result or the error |
+
+Callback and id are retained before the ticket is constructed, and the ticket is registered before it is submitted. So
+whatever fails, there is exactly one ticket, which runs at most once, and the launch is held where it failed.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, TypeVarTuple, cast
+
+import attrs
+import trio
+
+from spindel.clock import foreign_work
+from spindel.ids import LaunchId
+from spindel.runs._entry import FamilyReturned, Hold
+from spindel.runs._frontier import bind_launch, current_entry, launch_frontier
+from spindel.runs._states import LaunchKind, LaunchState, TicketState
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from spindel.runs._entry import Entry, FamilyState
+    from spindel.runs._room import Room
+
+__all__ = ["Executor", "Launch", "TaskExecutor", "Ticket", "WorkerPool"]
+
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
+
+class Ticket:
+    """A permission to run a launch, usable once, claimed from any thread.
+
+    Args:
+        launch_id: the launch it belongs to.
+    """
+
+    __slots__ = ("_lock", "_state", "id")
+
+    def __init__(self, launch_id: LaunchId) -> None:
+        self.id = launch_id
+        self._state = TicketState.NEW
+        self._lock = threading.Lock()
+
+    @property
+    def state(self) -> TicketState:
+        """How far it is."""
+        return self._state
+
+    def claim(self) -> bool:
+        """Take it from NEW to RUNNING; True for the one who did."""
+        return self._swap(TicketState.NEW, TicketState.RUNNING)
+
+    def cancel(self) -> bool:
+        """Take it from NEW to CANCELLED, so that it never runs."""
+        return self._swap(TicketState.NEW, TicketState.CANCELLED)
+
+    def finish(self) -> None:
+        """Take it from RUNNING to DONE."""
+        self._swap(TicketState.RUNNING, TicketState.DONE)
+
+    def _swap(self, old: TicketState, new: TicketState) -> bool:
+        with self._lock:
+            if self._state is not old:
+                return False
+            self._state = new
+            return True
+
+
+class Launch:
+    """One callback that the pool is to run, and what became of it."""
+
+    __slots__ = ("_id", "caller", "entry", "error", "fn", "hold", "kind", "result", "room", "state", "ticket")
+
+    def __init__(self, room: Room, kind: LaunchKind, fn: Callable[[], Awaitable[Any]], entry: Entry) -> None:
+        self.room = room
+        self.kind = kind
+        self.fn = fn
+        self.entry = entry
+        self._id: LaunchId | None = None
+        self.ticket: Ticket | None = None
+        self.state = LaunchState.RETAINED
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.hold: Hold | None = None
+        # Called once, in the turn in which the launch has come back or was given up.
+        self.caller: Callable[[], None] | None = None
+
+    @property
+    def id(self) -> LaunchId:
+        """The stable id, made when it is first needed."""
+        if self._id is None:
+            self._id = LaunchId(self.room.next_uuid())
+        return self._id
+
+    def tell(self) -> None:
+        """Resume whoever waits for it."""
+        caller, self.caller = self.caller, None
+        if caller is not None:
+            caller()
+
+
+class Executor(Protocol):
+    """Where launches run. A port, so that tests can refuse, lose and delay."""
+
+    def construct(self, launch: Launch) -> Ticket:
+        """Make the launch's ticket. May raise; then nothing exists."""
+        ...
+
+    def submit(self, launch: Launch, run: Callable[[Launch], Awaitable[None]]) -> None:
+        """Take the launch's registered ticket. May raise before or after it took it."""
+        ...
+
+
+@attrs.frozen
+class TaskExecutor:
+    """Runs launches as tasks of a nursery, each in a fresh context."""
+
+    nursery: trio.Nursery
+
+    def construct(self, launch: Launch) -> Ticket:
+        """Make a ticket."""
+        return Ticket(launch.id)
+
+    def submit(self, launch: Launch, run: Callable[[Launch], Awaitable[None]]) -> None:
+        """Start the task."""
+        Context().run(self.nursery.start_soon, run, launch)
+
+
+class WorkerPool:
+    """See the module.
+
+    Args:
+        room: the room it belongs to.
+        nursery: the shielded nursery that its tasks run in.
+        threads_max: how many threads may run at once.
+    """
+
+    def __init__(self, room: Room, nursery: trio.Nursery, threads_max: int) -> None:
+        self._room = room
+        self.tasks: Executor = TaskExecutor(nursery)
+        self.limiter = trio.CapacityLimiter(threads_max)
+        self.launches: dict[int, Launch] = {}
+
+    async def join(self, entry: Entry, family: FamilyState) -> bool:
+        """Wait, on a worker, until a sealed family has returned. Not cancellable.
+
+        Returns:
+            True once it has; False if an operator abandoned it, so that its return is unknown.
+        """
+
+        async def wait_for_family() -> FamilyReturned:
+            if not family.returned:
+                await _park(lambda resume: setattr(family, "joined", resume))
+            return FamilyReturned(entry.run_id, self._room.incarnation)
+
+        launch = Launch(self._room, LaunchKind.JOIN, wait_for_family, entry)
+        await self._run_to_end(launch)
+        if launch.state is not LaunchState.RETURNED:
+            return False
+        return not family.abandoned
+
+    async def call(self, kind: LaunchKind, fn: Callable[[], Awaitable[R]], entry: Entry) -> R:
+        """Run `fn` as a task of the pool, bound to the Run, and wait for it. Not cancellable.
+
+        Raises:
+            BaseException: what `fn` raised.
+        """
+        launch = Launch(self._room, kind, fn, entry)
+        await self._run_to_end(launch)
+        if launch.error is not None:
+            raise launch.error
+        return cast("R", launch.result)
+
+    async def call_native(self, fn: Callable[[*Ts], R], *args: *Ts, entry: Entry) -> R:
+        """Run `fn(*args)` in a thread, bound to the Run, and wait for it.
+
+        Cancellation: a checkpoint while it waits for a free thread; once the thread runs it is waited for.
+
+        Raises:
+            BaseException: what `fn` raised.
+        """
+        mark = launch_frontier()
+        context = Context()
+
+        def bound() -> R:
+            current_entry.set(entry)
+            bind_launch(mark)
+            return fn(*args)
+
+        work = foreign_work()
+        await self.limiter.acquire()
+        try:
+            work.begin()
+            try:
+                # The limiter was taken above, where cancelling still means that nothing ran.
+                return await trio.to_thread.run_sync(context.run, bound, limiter=_Unbounded.get(), abandon_on_cancel=False)
+            finally:
+                work.end()
+        finally:
+            self.limiter.release()
+
+    async def _run_to_end(self, launch: Launch) -> None:
+        key = id(launch)
+        self.launches[key] = launch
+        self._advance(launch)
+        if launch.state not in (LaunchState.RETURNED, LaunchState.FAILED) or launch.hold is not None:
+            await _park(lambda resume: setattr(launch, "caller", resume))
+        del self.launches[key]
+
+    def _advance(self, launch: Launch) -> None:
+        """Construct, register, submit: one turn, held where it fails."""
+        try:
+            if launch.ticket is None:
+                launch.ticket = self.tasks.construct(launch)
+                launch.state = LaunchState.REGISTERED
+            launch.state = LaunchState.SUBMITTING
+            self.tasks.submit(launch, self._run_ticket)
+        except Exception as error:  # noqa: BLE001  an executor's failure is an input: the launch is held where it stands
+            if launch.ticket is None:
+                launch.state = LaunchState.RETAINED
+            self._hold(launch, error)
+
+    def _hold(self, launch: Launch, error: BaseException) -> None:
+        launch.hold = self._room.hold(
+            launch.entry, launch.kind.value, error, abandon=lambda: self._give_up(launch), launch_id=launch.id
+        )
+
+    def _give_up(self, launch: Launch) -> None:
+        launch.hold = None
+        if launch.ticket is not None:
+            launch.ticket.cancel()
+        launch.state = LaunchState.FAILED
+        launch.tell()
+
+    async def _run_ticket(self, launch: Launch) -> None:
+        assert launch.ticket is not None, "a ticket is registered before it is submitted"
+        if not launch.ticket.claim():
+            return
+        current_entry.set(launch.entry)
+        launch.state = LaunchState.RUNNING
+        try:
+            launch.result = await launch.fn()
+        except BaseException as error:  # noqa: BLE001  delivered to the caller, or to the room if nobody else may have it
+            launch.error = error
+            launch.state = LaunchState.FAILED
+            if not isinstance(error, Exception):
+                self._room.interrupt(error)
+        else:
+            launch.state = LaunchState.RETURNED
+        launch.ticket.finish()
+        if launch.kind is LaunchKind.JOIN and not self._acknowledges(launch):
+            launch.state = LaunchState.FAILED
+            self._hold(launch, launch.error or TypeError("the join gave no sentinel of its family"))
+            return
+        launch.tell()
+
+    def _acknowledges(self, launch: Launch) -> bool:
+        """Only the family's own sentinel says that it returned; True, None or another family's say nothing."""
+        sentinel = launch.result
+        return (
+            launch.state is LaunchState.RETURNED
+            and type(sentinel) is FamilyReturned
+            and sentinel == FamilyReturned(launch.entry.run_id, self._room.incarnation)
+        )
+
+
+class _Unbounded(Generic[R]):
+    """A limiter for calls that already hold a place in the room's own."""
+
+    _limiter: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("spindel unbounded limiter")
+
+    @classmethod
+    def get(cls) -> trio.CapacityLimiter:
+        try:
+            return cls._limiter.get()
+        except LookupError:
+            limiter = trio.CapacityLimiter(float("inf"))
+            cls._limiter.set(limiter)
+            return limiter
+
+
+async def _park(register: Callable[[Callable[[], None]], None]) -> None:
+    """Sleep until the registered function is called, once; refuse to be cancelled."""
+    task = trio.lowlevel.current_task()
+    register(lambda: trio.lowlevel.reschedule(task))
+    await trio.lowlevel.wait_task_rescheduled(_refuse)
+
+
+def _refuse(_: object) -> trio.lowlevel.Abort:
+    return trio.lowlevel.Abort.FAILED
