@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Iterator, MutableMapping
 from contextlib import asynccontextmanager
 from copy import copy
 from functools import partial
@@ -31,6 +30,7 @@ from spindel.codec import decode_json
 from spindel.errors import InvalidRecordError, RoomInUseError, WriteRefusedError, WriteUncertainError
 from spindel.ids import RunId, WitnessStage, witness_id
 from spindel.store._contract import Confirmation
+from spindel.store._memory_tables import MemoryTables, UndoLog
 from spindel.store._mutations import (
     AdmitRun,
     AdoptOrphans,
@@ -55,21 +55,20 @@ from spindel.store._records import (
 from spindel.store._rules import check_mutation
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
     from types import TracebackType
     from uuid import UUID
 
     from spindel.store._contract import RoomClaim, StorePart
     from spindel.store._mutations import Mutation
 
-__all__ = ["MemoryStore", "MemoryTable", "MemoryTables"]
+__all__ = ["MemoryStore"]
 
 A = TypeVar("A")
 
 _FAMILY: Final = 1
 _CORE: Final = 2
 _ADAPTER: Final = 4
-_ABSENT: Final = object()
 
 
 class _Row(msgspec.Struct, gc=False):
@@ -105,67 +104,6 @@ class _Room:
     listed: list[tuple[int, int]] = attrs.Factory(list)
 
 
-class MemoryTable(MutableMapping[Any, Any]):
-    """A table of a part: keys and frozen values.
-
-    A change is taken back when its mutation is refused, so put another value instead of changing one in place.
-    """
-
-    __slots__ = ("_rows", "_undo")
-
-    def __init__(self, undo: list[Callable[[], object]]) -> None:
-        self._rows: dict[Any, Any] = {}
-        self._undo = undo
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._rows[key]
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._remember(key)
-        self._rows[key] = value
-
-    def __delitem__(self, key: Any) -> None:
-        self._remember(key)
-        del self._rows[key]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def _remember(self, key: Any) -> None:
-        before = self._rows.get(key, _ABSENT)
-        self._undo.append(
-            partial(self._rows.pop, key, None) if before is _ABSENT else partial(self._rows.__setitem__, key, before)
-        )
-
-
-class MemoryTables:
-    """What a part's functions get from the memory store: its own tables, and the Runs to read."""
-
-    __slots__ = ("_load", "_part", "_tables", "_undo")
-
-    def __init__(
-        self, part: str, undo: list[Callable[[], object]], load: Callable[[str, RunId], RunRecord | None]
-    ) -> None:
-        self._part = part
-        self._undo = undo
-        self._load = load
-        self._tables: dict[str, MemoryTable] = {}
-
-    def table(self, name: str) -> MemoryTable:
-        """Give the part's table of that name, empty at first."""
-        table = self._tables.get(name)
-        if table is None:
-            table = self._tables[name] = MemoryTable(self._undo)
-        return table
-
-    def load_run(self, room: str, run_id: RunId) -> RunRecord | None:
-        """Read a Run within the turn of the mutation."""
-        return self._load(room, run_id)
-
-
 class MemoryStore:
     """Facts that last as long as this object: the same rules as on disk, without the disk.
 
@@ -183,7 +121,7 @@ class MemoryStore:
     def __init__(self, parts: Iterable[StorePart] = ()) -> None:
         self._rooms: dict[str, _Room] = {}
         self._rows: dict[int, _Row] = {}
-        self._undo: list[Callable[[], object]] = []
+        self._undo = UndoLog()
         self._handlers: dict[type, Callable[[_Room, Any], Any]] = {
             AdmitRun: self._admit,
             FenceAdmission: self._fence,
@@ -205,7 +143,7 @@ class MemoryStore:
             Together: self._confirm_together,
         }
         for part in parts:
-            tables = MemoryTables(part.name, self._undo, self._load)
+            tables = MemoryTables(self._undo, self._load)
             for kind, apply in part.memory.items():
                 self._handlers[kind] = partial(self._apply_part, apply, tables)
             for kind, confirm in part.memory_confirm.items():
@@ -245,7 +183,7 @@ class MemoryStore:
             room = self._rooms[name] = _Room(name, claim.incarnation, 1, claim.at)
             return room
         if room.owned:
-            raise RoomInUseError(name, self._owner_of(room))
+            raise RoomInUseError(name, _this_process())
         room.incarnation = claim.incarnation
         room.epoch += 1
         room.opened_at = max(claim.at, room.opened_at, room.closed_at or 0)
@@ -269,11 +207,11 @@ class MemoryStore:
         await trio.lowlevel.checkpoint_if_cancelled()
         return cast("A", self._apply(mutation))
 
-    async def write_shielded(self, mutation: Mutation[A]) -> A:  # noqa: RUF029  the contract is async; memory needs no wait
+    async def write_shielded(self, mutation: Mutation[A]) -> A:
         """As `write`, without looking at cancellation at all."""
         return cast("A", self._apply(mutation))
 
-    async def write_each(  # noqa: RUF029  the contract is async; memory needs no wait
+    async def write_each(
         self, mutations: Sequence[Mutation[Any]]
     ) -> list[Any | WriteRefusedError | WriteUncertainError]:
         """Apply several independent mutations, in order; refusals are given as values."""
@@ -287,7 +225,7 @@ class MemoryStore:
                 results.append(refusal)
         return results
 
-    async def confirm(self, mutation: Mutation[Any]) -> Confirmation:  # noqa: RUF029  as above
+    async def confirm(self, mutation: Mutation[Any]) -> Confirmation:
         """Read a mutation's identity back."""
         check_mutation(mutation)
         return self._confirm(mutation)
@@ -322,15 +260,12 @@ class MemoryStore:
                 name=room.name,
                 incarnation=room.incarnation,
                 epoch=room.epoch,
-                owner=self._owner_of(room) if room.owned else None,
+                owner=_this_process() if room.owned else None,
                 opened_at=room.opened_at,
                 closed_at=room.closed_at,
             )
             for _, room in sorted(self._rooms.items())
         )
-
-    def _owner_of(self, room: _Room) -> dict[str, Any]:
-        return {"pid": os.getpid()}
 
     # -- mutations ---------------------------------------------------------------------------------------------------
 
@@ -429,7 +364,9 @@ class MemoryStore:
     def _append_witnesses(self, room: _Room, mutation: AppendWitnesses) -> None:
         wanted = _witnesses_of(mutation)
         if wanted is None:
-            raise WriteRefusedError("witness-invalid", detail=f"a value is not the stage's witness of run {mutation.id}")
+            raise WriteRefusedError(
+                "witness-invalid", detail=f"a value is not the stage's witness of run {mutation.id}"
+            )
         row = self._row(room, mutation.id)
         new = wanted & ~row.witnesses
         if not new:
@@ -478,16 +415,16 @@ class MemoryStore:
 
     def _together(self, room: _Room, mutation: Together) -> tuple[Any, ...]:
         results: list[Any] = []
-        with _undoing(self._undo):
+        with self._undo:
             for inner in mutation.mutations:
                 self._remember(room, inner)
                 results.append(self._dispatch(inner))
         return tuple(results)
 
     def _apply_part(
-        self, apply: Callable[[MemoryTables, Any], Any], tables: MemoryTables, room: _Room, mutation: Any
+        self, apply: Callable[[MemoryTables, Any], Any], tables: MemoryTables, _room: _Room, mutation: Any
     ) -> Any:
-        with _undoing(self._undo):
+        with self._undo:
             return apply(tables, mutation)
 
     def _row(self, room: _Room, run_id: UUID) -> _Row:
@@ -509,10 +446,10 @@ class MemoryStore:
         for key in keys:
             row = self._rows.get(key)
             if row is None:
-                self._undo.append(partial(self._forget, room, key))
+                self._undo.note(partial(self._forget, room, key))
             elif row.admission.room == room.name:
                 home = room.live if key in room.live else room.orphans if key in room.orphans else None
-                self._undo.append(partial(_restore, row, copy(row), home))
+                self._undo.note(partial(_restore, row, copy(row), home))
 
     def _forget(self, room: _Room, key: int) -> None:
         if self._rows.pop(key, None) is not None:
@@ -601,33 +538,16 @@ class MemoryStore:
         return _record(row, causes)
 
 
-class _undoing:  # noqa: N801  read as a statement: with _undoing(log)
-    """All or none: if the block raises, what it noted in the log is taken back, latest first."""
-
-    __slots__ = ("_log", "_mark")
-
-    def __init__(self, log: list[Callable[[], object]]) -> None:
-        self._log = log
-
-    def __enter__(self) -> None:
-        self._mark = len(self._log)
-
-    def __exit__(self, exc_type: object, exc: object, tb: object) -> None:
-        if exc_type is not None:
-            for take_back in reversed(self._log[self._mark :]):
-                take_back()
-            del self._log[self._mark :]
-        elif self._mark == 0:
-            # Only the outermost block may forget how to take things back.
-            self._log.clear()
-
-
 def _restore(row: _Row, before: _Row, home: dict[int, _Row] | None) -> None:
     """Give a row its former content and its place among the running ones, keeping its object."""
     for name in row.__struct_fields__:
         setattr(row, name, getattr(before, name))
     if home is not None:
         home[row.admission.id.int] = row
+
+
+def _this_process() -> dict[str, Any]:
+    return {"pid": os.getpid()}
 
 
 def _refuse_owner(mutation: Mutation[Any]) -> NoReturn:
