@@ -64,9 +64,11 @@ def test_every_listed_name_exists_and_is_documented(module: ModuleType) -> None:
     assert not undocumented
 
 
-def test_every_module_with_public_names_is_in_the_reference(module: ModuleType) -> None:
+def test_every_listed_name_is_in_the_reference(module: ModuleType) -> None:
     pages = "".join(page.read_text() for page in REFERENCE.glob("*.md"))
-    described = set(re.findall(r"^\.\. automodule:: (\S+)$", pages, flags=re.MULTILINE))
+    described = re.findall(r"^\.\. automodule:: (\S+)$", pages, flags=re.MULTILINE)
+    # `automodule` shows all that a module exports, also what it only passes on.
+    shown = [getattr(door, name) for door in map(importlib.import_module, described) for name in exported(door)]
+    missing = [name for name in exported(module) if not any(getattr(module, name) is value for value in shown)]
 
-    # `automodule` shows all that a module exports, so naming the module names them.
-    assert not exported(module) or module.__name__ in described
+    assert not missing

@@ -1,0 +1,50 @@
+"""The pages of the reference that are written by hand name everything that the code has, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from spindel import errors, observe
+
+ROOT = Path(__file__).parent.parent.parent
+REFERENCE = ROOT / "docs" / "reference"
+
+
+def first_column(page: str, heading: str = "\n") -> set[str]:
+    """Read the names in backticks from the first column of the tables under a heading."""
+    section = (REFERENCE / page).read_text().partition(heading)[2].partition("\n## ")[0]
+    return {
+        name
+        for cell in re.findall(r"^\|([^|]*)\|", section, flags=re.MULTILINE)
+        for name in re.findall(r"`([^`]+)`", cell)
+    }
+
+
+def test_the_catalogue_of_events_is_complete() -> None:
+    kinds = [getattr(observe, name) for name in observe.__all__]
+    names = {kind.name for kind in kinds if isinstance(kind, type) and issubclass(kind, observe.RoomEvent)}
+
+    assert first_column("events.md") == names - {""}
+
+
+def test_every_branch_of_the_errors_has_a_row() -> None:
+    branches = {kind.__name__ for kind in errors.SpindelError.__subclasses__()} - {"AdmissionError"}
+    rows = re.findall(r"^\| \{py:class\}`~spindel\.errors\.(\w+)`", (REFERENCE / "errors.md").read_text(), re.MULTILINE)
+
+    assert set(rows) == branches
+
+
+def test_the_tree_of_errors_draws_every_error() -> None:
+    drawn = set(re.findall(r"[├└]── (\w+)", errors.__doc__ or ""))
+    raised = {name for name in errors.__all__ if name.endswith("Error")}
+
+    assert drawn | {"SpindelError", "AdmissionError"} == raised
+
+
+def test_every_code_that_the_schema_refuses_with_has_a_row() -> None:
+    schema = "".join(path.read_text() for path in (ROOT / "spindel" / "store").rglob("*.sql"))
+    codes = set(re.findall(r"RAISE\s*\(\s*ABORT\s*,\s*'([^']+)'", schema, flags=re.IGNORECASE))
+
+    assert codes
+    assert codes <= first_column("errors.md", "## Codes of a refused write")
