@@ -1,0 +1,23 @@
+"""Tools to test programs built on spindel: faults, power loss, clocks and named points.
+
+More lies in modules of its own, because it needs more installed (`spindel[testing]`): `spindel.testing.plugin` with
+fixtures for pytest, `spindel.testing.store_contract` with the suite that every store passes, and
+`spindel.testing.strategies` for hypothesis.
+"""
+
+from spindel.testing.clocks import ManualWallClock, autojump_clock
+from spindel.testing.faults import Fault, FaultyStore, Hold, PlannedFault, SeenWrite, fail_each
+from spindel.testing.signals import Signals, open_signals
+
+__all__ = [
+    "Fault",
+    "FaultyStore",
+    "Hold",
+    "ManualWallClock",
+    "PlannedFault",
+    "SeenWrite",
+    "Signals",
+    "autojump_clock",
+    "fail_each",
+    "open_signals",
+]
