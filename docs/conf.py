@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spindel.runs import _states
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from enum import StrEnum
 
 _ROOT = Path(__file__).parent.parent
 
@@ -17,8 +24,25 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"spindel {release}"
 
-myst_enable_extensions = ["deflist"]
+myst_enable_extensions = ["deflist", "substitution"]
 myst_heading_anchors = 3
+
+
+def _transitions(table: Mapping[StrEnum, Collection[StrEnum]]) -> str:
+    """Render a table of states as a table of the page, in the order in which the states are declared."""
+    rows = [
+        f"| `{state}` | {', '.join(f'`{item}`' for item in type(state) if item in following) or 'the end'} |"
+        for state, following in table.items()
+    ]
+    return "\n".join(["| From | To |", "|---|---|", *rows])
+
+
+# Made from the tables that the code walks, so a page can't disagree with it.
+myst_substitutions = {
+    "lease_transitions": _transitions(_states.LEASE_NEXT),
+    "room_transitions": _transitions(_states.ROOM_NEXT),
+    "ticket_transitions": _transitions(_states.TICKET_NEXT),
+}
 
 # A single backtick in a docstring is code, as in Markdown.
 default_role = "literal"

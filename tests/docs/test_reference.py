@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import apsw
+
 from spindel import errors, observe
 
 ROOT = Path(__file__).parent.parent.parent
@@ -48,3 +50,21 @@ def test_every_code_that_the_schema_refuses_with_has_a_row() -> None:
 
     assert codes
     assert codes <= first_column("errors.md", "## Codes of a refused write")
+
+
+def test_the_schema_page_names_every_column() -> None:
+    connection = apsw.Connection(":memory:")
+    for script in sorted((ROOT / "spindel" / "store" / "_schema").glob("runs.sqlite.*.sql")):
+        connection.execute(script.read_text())
+    tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+    text = (REFERENCE / "store-schema.md").read_text()
+    sections = {table: text.partition(f"\n## {table}\n")[2].partition("\n## ")[0] for table in tables}
+    missing = [
+        f"{table}.{column}"
+        for table in tables
+        for (column,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))
+        if f"`{column}`" not in sections[table]
+    ]
+
+    assert tables
+    assert not missing
