@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spindel.runs import _states
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
-    from enum import StrEnum
 
 _ROOT = Path(__file__).parent.parent
 
@@ -28,7 +27,7 @@ myst_enable_extensions = ["deflist", "substitution"]
 myst_heading_anchors = 3
 
 
-def _transitions(table: Mapping[StrEnum, Collection[StrEnum]]) -> str:
+def _transitions(table: Mapping[Any, Collection[Any]]) -> str:
     """Render a table of states as a table of the page, in the order in which the states are declared."""
     rows = [
         f"| `{state}` | {', '.join(f'`{item}`' for item in type(state) if item in following) or 'the end'} |"
