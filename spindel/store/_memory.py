@@ -98,10 +98,10 @@ class _Room:
     opened_at: int
     owned: bool = True
     closed_at: int | None = None
-    live: dict[int, _Row] = attrs.Factory(dict)
-    orphans: dict[int, _Row] = attrs.Factory(dict)
-    rows: dict[int, _Row] = attrs.Factory(dict)
-    listed: list[tuple[int, int]] = attrs.Factory(list)
+    live: dict[int, _Row] = attrs.Factory(dict[int, _Row])
+    orphans: dict[int, _Row] = attrs.Factory(dict[int, _Row])
+    rows: dict[int, _Row] = attrs.Factory(dict[int, _Row])
+    listed: list[tuple[int, int]] = attrs.Factory(list[tuple[int, int]])
 
 
 class MemoryStore:

@@ -70,7 +70,7 @@ def _allowed_types(hint: object) -> frozenset[type]:
     """Give the exact types that a field with this annotation may hold."""
     origin = typing.get_origin(hint)
     if origin is types.UnionType:
-        return frozenset().union(*map(_allowed_types, typing.get_args(hint)))
+        return frozenset(kind for option in typing.get_args(hint) for kind in _allowed_types(option))
     if origin is not None:
         return frozenset({typing.cast("type", origin)})
     if hint is str:  # members of an enumeration of texts are stored as their text

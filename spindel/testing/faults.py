@@ -74,7 +74,7 @@ class PlannedFault:
     times: int
     code: str
     transient: bool
-    met: list[Mutation[Any]] = attrs.Factory(list)
+    met: list[Mutation[Any]] = attrs.Factory(list["Mutation[Any]"])
 
     @property
     def fired(self) -> bool:
