@@ -10,28 +10,27 @@ One record instead of three because two of everything for each child is what a c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import attrs
+import trio
 
-from spindel.runs._states import LEASE_NEXT, LeasePhase, Publication
+from spindel.runs._states import LeasePhase, Publication
 from spindel.store import FAMILY_VERSION, RunStatus
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from contextvars import Context
 
-    import trio
-
-    from spindel.ids import LeaseId, RunId
+    from spindel.ids import LaunchId, LeaseId, RunId
     from spindel.runs._finishing import Finisher
     from spindel.runs._hosting import FamilyHost
-    from spindel.runs._outcome import Outcome
+    from spindel.runs._outcome import Decision, Outcome
     from spindel.runs._room import Room
     from spindel.runs._run import Run
     from spindel.store import AdmitRun
 
-__all__ = ["Entry", "FamilyReturned", "FamilyState", "Hold"]
+__all__ = ["Entry", "FamilyReturned", "FamilyState", "Hold", "Readiness"]
 
 
 @attrs.frozen
@@ -57,8 +56,8 @@ class Hold:
         code: what went wrong, a code or a class name; never a message.
         since: wall time in UTC microseconds.
         error: the original error, for the operator only.
+        resolve: ends the hold with `retry`, `acknowledge` or `abandon`, in the turn in which it is called.
         launch_id: the launch, if it is one.
-        abandon: called when an operator abandons it.
     """
 
     entry: Entry
@@ -66,8 +65,8 @@ class Hold:
     code: str
     since: int
     error: BaseException | None
-    abandon: Callable[[], None]
-    launch_id: Any = None
+    resolve: Callable[[str], None]
+    launch_id: LaunchId | None = None
 
 
 class FamilyState:
@@ -76,7 +75,7 @@ class FamilyState:
     A family has returned when it is sealed and has no lease. It is then joined by whoever registered as joiner.
     """
 
-    __slots__ = ("abandoned", "blocks", "joined", "leases", "sealed")
+    __slots__ = ("abandoned", "blocks", "joined", "leases", "sealed", "waiters")
 
     def __init__(self) -> None:
         self.leases: dict[int, Entry] = {}
@@ -85,6 +84,8 @@ class FamilyState:
         self.joined: Callable[[], None] | None = None
         # Tasks inside an explicit reserve block: waiting there for the parent could never end.
         self.blocks: list[trio.lowlevel.Task] | None = None
+        # Who waits for one lease: made by the first such wait.
+        self.waiters: dict[int, trio.Event] | None = None
         # An operator gave up a hold below: the family counts as gone, but its return is unknown.
         self.abandoned = False
 
@@ -102,6 +103,8 @@ class FamilyState:
     def drop(self, key: int) -> None:
         """Take a released lease out."""
         del self.leases[key]
+        if self.waiters is not None and (waiter := self.waiters.pop(key, None)) is not None:
+            waiter.set()
         if self.sealed and not self.leases:
             self._tell()
 
@@ -111,8 +114,13 @@ class FamilyState:
             joined()
 
 
-# Shared by all leaves: a family nobody ever reserved in.
-_NO_CANCEL: Final = None
+@attrs.define(eq=False)
+class Readiness:
+    """A Run's word that it is ready, with a value, and who waits for it."""
+
+    event: trio.Event = attrs.field(factory=trio.Event)
+    value: Any = None
+    told: bool = False
 
 
 class Entry:
@@ -127,7 +135,6 @@ class Entry:
         "callbacks",
         "cancel_reason",
         "context",
-        "decided",
         "depth",
         "done",
         "end",
@@ -149,6 +156,7 @@ class Entry:
         "publication",
         "publish",
         "reason",
+        "reserved_by",
         "returned",
         "room",
         "run_id",
@@ -157,6 +165,8 @@ class Entry:
         "started",
         "status",
         "value",
+        "verdict",
+        "work",
     )
 
     def __init__(self, room: Room, parent: Entry | None, owner: FamilyState, run_id: RunId) -> None:
@@ -173,21 +183,24 @@ class Entry:
         # The admission lease.
         self.phase = LeasePhase.RESERVED
         self.callback_exited = False
+        # The task of an explicit reserve block, None for a plain start.
+        self.reserved_by: trio.lowlevel.Task | None = None
         self.returned = False
         self.publication = Publication.NONE
         self.publish: Callable[[Outcome[Any]], Awaitable[None]] | None = None
         self.admission: AdmitRun | None = None
 
         # The original controls: flag, scope, callbacks.
-        self.cancel_reason: str | None = _NO_CANCEL
+        self.cancel_reason: str | None = None
         self.scope: trio.CancelScope | None = None
         self.callbacks: dict[str, Callable[[str], None]] | None = None
 
         # The execution.
         self.live = False
-        self.decided = False
         self.sealed = False
+        # The row's status as far as this process knows; the verdict is chosen earlier, when the work is over.
         self.status = RunStatus.RUNNING
+        self.verdict: RunStatus | None = None
         self.reason: str | None = None
         self.value: Any = None
         self.error: BaseException | None = None
@@ -199,7 +212,7 @@ class Entry:
         self.context: Context | None = None
         self.home: trio.Nursery | None = None
         self.done: trio.Event | None = None
-        self.started: Any = None
+        self.started: Readiness | None = None
         self.finisher: Finisher | None = None
 
         # The family.
@@ -207,7 +220,9 @@ class Entry:
         self.family: FamilyState | None = None
         self.host: FamilyHost | None = None
         self.on_child_failure = "isolate"
-        # Under the policy `cancel`: the errors of children that failed before the work did, or the work's mark.
+        # Under the policy `cancel`: what the work came to, kept until the family has returned, and the errors of
+        # children if one of them failed first.
+        self.work: Decision | None = None
         self.first_failure: list[BaseException] | None = None
 
     @property
@@ -223,10 +238,28 @@ class Entry:
             self._handle = self.room.make_handle(self)
         return self._handle
 
-    def advance(self, phase: LeasePhase) -> None:
-        """Change the lease's phase along the table."""
-        assert phase in LEASE_NEXT[self.phase], f"no way from {self.phase} to {phase}"
-        self.phase = phase
+    @property
+    def work_over(self) -> bool:
+        """True once body and plain tasks have ended, though the family may decide the outcome."""
+        return self.verdict is not None or self.work is not None
+
+    def seal(self) -> None:
+        """Take no more children. Idempotent."""
+        self.sealed = True
+        if self.family is not None:
+            self.family.seal()
+
+    async def wait_lease(self, lease_id: LeaseId) -> None:
+        """Wait until the family has released that lease."""
+        leases = () if self.family is None else self.family.leases.values()
+        found = next((entry for entry in leases if entry.lease_id == lease_id), None)
+        if found is None:
+            await trio.lowlevel.checkpoint()
+            return
+        family = found.owner
+        if family.waiters is None:
+            family.waiters = {}
+        await family.waiters.setdefault(found.key, trio.Event()).wait()
 
     def release_if_over(self) -> None:
         """Drop the lease once callback exit, return and publication have all come, in whatever order."""

@@ -23,10 +23,11 @@ from spindel.store import check_reason
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from spindel.ids import LeaseId
     from spindel.runs._entry import Entry, FamilyState
     from spindel.runs._run import Run
 
-__all__ = ["check_wait", "current_entry", "current_run", "frontier", "held_frontier", "launch_frontier"]
+__all__ = ["bind_launch", "check_wait", "check_wait_lease", "current_entry", "current_run", "frontier", "held_frontier", "launch_frontier"]
 
 current_entry: Final[ContextVar[Entry | None]] = ContextVar("spindel run", default=None)
 
@@ -103,13 +104,7 @@ def check_wait(target: Entry | None, room_family: FamilyState | None = None) -> 
     Raises:
         WaitRefusedError: under a frontier, without a task, or for oneself, an ancestor or the own room.
     """
-    try:
-        task = trio.lowlevel.current_task()
-    except RuntimeError:
-        raise WaitRefusedError("no-task") from None
-    reason = _held_by(task)
-    if reason is not None:
-        raise WaitRefusedError(reason)
+    task = _waiting_task()
     family = room_family if target is None else target.family
     if family is not None and family.blocks and task in family.blocks:
         # This task is inside a reserve block of the target, which can't return before the block is left.
@@ -128,6 +123,31 @@ def check_wait(target: Entry | None, room_family: FamilyState | None = None) -> 
         if ancestor is target:
             raise WaitRefusedError("self")
         ancestor = ancestor.parent
+
+
+def check_wait_lease(parent: Entry, lease_id: LeaseId) -> None:
+    """Refuse a wait for a lease that could never end.
+
+    Raises:
+        WaitRefusedError: under a frontier, without a task, or inside that lease's own reserve block.
+    """
+    task = _waiting_task()
+    family = parent.family
+    if family is not None and family.blocks:
+        for entry in family.leases.values():
+            if entry.lease_id == lease_id and entry.reserved_by is task and not entry.callback_exited:
+                raise WaitRefusedError("self")
+
+
+def _waiting_task() -> trio.lowlevel.Task:
+    try:
+        task = trio.lowlevel.current_task()
+    except RuntimeError:
+        raise WaitRefusedError("no-task") from None
+    reason = _held_by(task)
+    if reason is not None:
+        raise WaitRefusedError(reason)
+    return task
 
 
 def _frontiers() -> list[_Frontier]:

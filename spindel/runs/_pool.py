@@ -5,7 +5,7 @@ limiter and no cancelled Run can starve them. Threads (`native`) are bounded by 
 whoever called waits until the thread is back, whatever is cancelled. A native launch must not wait for another one, or
 a full limiter would wait for itself.
 
-| state | exists | 
+| state | exists |
 |---|---|
 | retained | callback and id; construction may have failed |
 | registered, submitting | and the exact ticket; the submission failed or its answer is unknown |
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, TypeVarTuple, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple, cast
 
 import attrs
 import trio
@@ -29,6 +29,7 @@ from spindel.clock import foreign_work
 from spindel.ids import LaunchId
 from spindel.runs._entry import FamilyReturned, Hold
 from spindel.runs._frontier import bind_launch, current_entry, launch_frontier
+from spindel.runs._parking import park
 from spindel.runs._states import LaunchKind, LaunchState, TicketState
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ class WorkerPool:
 
         async def wait_for_family() -> FamilyReturned:
             if not family.returned:
-                await _park(lambda resume: setattr(family, "joined", resume))
+                await park(lambda resume: setattr(family, "joined", resume))
             return FamilyReturned(entry.run_id, self._room.incarnation)
 
         launch = Launch(self._room, LaunchKind.JOIN, wait_for_family, entry)
@@ -204,23 +205,32 @@ class WorkerPool:
             return fn(*args)
 
         work = foreign_work()
-        await self.limiter.acquire()
+        work.begin()
         try:
-            work.begin()
-            try:
-                # The limiter was taken above, where cancelling still means that nothing ran.
-                return await trio.to_thread.run_sync(context.run, bound, limiter=_Unbounded.get(), abandon_on_cancel=False)
-            finally:
-                work.end()
+            return await trio.to_thread.run_sync(context.run, bound, limiter=self.limiter, abandon_on_cancel=False)
         finally:
-            self.limiter.release()
+            work.end()
+
+    def start(
+        self, kind: LaunchKind, fn: Callable[[], Awaitable[Any]], entry: Entry, back: Callable[[Launch], None]
+    ) -> None:
+        """Run `fn` as a task of the pool, bound to the Run, and call `back` in the turn in which it has come back."""
+        launch = Launch(self._room, kind, fn, entry)
+
+        def came_back() -> None:
+            del self.launches[id(launch)]
+            back(launch)
+
+        launch.caller = came_back
+        self.launches[id(launch)] = launch
+        self._advance(launch)
 
     async def _run_to_end(self, launch: Launch) -> None:
         key = id(launch)
         self.launches[key] = launch
         self._advance(launch)
-        if launch.state not in (LaunchState.RETURNED, LaunchState.FAILED) or launch.hold is not None:
-            await _park(lambda resume: setattr(launch, "caller", resume))
+        # The ticket runs in a later turn at the earliest, so nothing can have come back yet; held, it waits too.
+        await park(lambda resume: setattr(launch, "caller", resume))
         del self.launches[key]
 
     def _advance(self, launch: Launch) -> None:
@@ -238,10 +248,11 @@ class WorkerPool:
 
     def _hold(self, launch: Launch, error: BaseException) -> None:
         launch.hold = self._room.hold(
-            launch.entry, launch.kind.value, error, abandon=lambda: self._give_up(launch), launch_id=launch.id
+            launch.entry, launch.kind.value, error, lambda _: self._give_up(launch), launch_id=launch.id
         )
 
     def _give_up(self, launch: Launch) -> None:
+        """Let go of a held launch that an operator abandoned; its ticket never runs."""
         launch.hold = None
         if launch.ticket is not None:
             launch.ticket.cancel()
@@ -278,29 +289,3 @@ class WorkerPool:
             and type(sentinel) is FamilyReturned
             and sentinel == FamilyReturned(launch.entry.run_id, self._room.incarnation)
         )
-
-
-class _Unbounded(Generic[R]):
-    """A limiter for calls that already hold a place in the room's own."""
-
-    _limiter: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("spindel unbounded limiter")
-
-    @classmethod
-    def get(cls) -> trio.CapacityLimiter:
-        try:
-            return cls._limiter.get()
-        except LookupError:
-            limiter = trio.CapacityLimiter(float("inf"))
-            cls._limiter.set(limiter)
-            return limiter
-
-
-async def _park(register: Callable[[Callable[[], None]], None]) -> None:
-    """Sleep until the registered function is called, once; refuse to be cancelled."""
-    task = trio.lowlevel.current_task()
-    register(lambda: trio.lowlevel.reschedule(task))
-    await trio.lowlevel.wait_task_rescheduled(_refuse)
-
-
-def _refuse(_: object) -> trio.lowlevel.Abort:
-    return trio.lowlevel.Abort.FAILED

@@ -1,1 +1,62 @@
-"""Durable facts."""
+"""Durable facts: the contract of every store, the records, the mutations, and the stores."""
+
+from spindel.store._contract import Confirmation, RoomClaim, Store, StorePart
+from spindel.store._memory import MemoryStore
+from spindel.store._mutations import (
+    AdmitRun,
+    AdoptOrphans,
+    AppendWitnesses,
+    FenceAdmission,
+    FinishRun,
+    Mutation,
+    RecordCauses,
+    RecordDisposal,
+    Together,
+)
+from spindel.store._records import (
+    ENDED,
+    ERROR_CHARACTERS_MAX,
+    FAMILY_VERSION,
+    LIMIT_MAX,
+    RoomRecord,
+    RunCursor,
+    RunPage,
+    RunQuery,
+    RunRecord,
+    RunStatus,
+    check_limit,
+    check_reason,
+    check_room_name,
+)
+from spindel.store._sqlite import SqliteStore
+
+__all__ = [
+    "ENDED",
+    "ERROR_CHARACTERS_MAX",
+    "FAMILY_VERSION",
+    "LIMIT_MAX",
+    "AdmitRun",
+    "AdoptOrphans",
+    "AppendWitnesses",
+    "Confirmation",
+    "FenceAdmission",
+    "FinishRun",
+    "MemoryStore",
+    "Mutation",
+    "RecordCauses",
+    "RecordDisposal",
+    "RoomClaim",
+    "RoomRecord",
+    "RunCursor",
+    "RunPage",
+    "RunQuery",
+    "RunRecord",
+    "RunStatus",
+    "SqliteStore",
+    "Store",
+    "StorePart",
+    "Together",
+    "check_limit",
+    "check_reason",
+    "check_room_name",
+]

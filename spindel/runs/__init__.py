@@ -1,0 +1,45 @@
+"""Runs, rooms and families: executions that one can answer for."""
+
+from spindel.runs._admission import AdmissionToken
+from spindel.runs._entry import FamilyReturned
+from spindel.runs._finishing import Finisher, Finishing
+from spindel.runs._frontier import current_run, frontier, held_frontier
+from spindel.runs._options import Child, RunOptions
+from spindel.runs._outcome import Outcome
+from spindel.runs._pool import Executor, Launch, Ticket, WorkerPool
+from spindel.runs._reader import RoomReader, open_reader
+from spindel.runs._room import HeldObligation, Room, open_room
+from spindel.runs._run import Run
+from spindel.runs._states import LaunchKind, LaunchState, LeasePhase, RoomState, TicketState
+from spindel.runs._watch import RoomSnapshot, RoomWatch, RunSnapshot
+
+__all__ = [
+    "AdmissionToken",
+    "Child",
+    "Executor",
+    "FamilyReturned",
+    "Finisher",
+    "Finishing",
+    "HeldObligation",
+    "Launch",
+    "LaunchKind",
+    "LaunchState",
+    "LeasePhase",
+    "Outcome",
+    "Room",
+    "RoomReader",
+    "RoomSnapshot",
+    "RoomState",
+    "RoomWatch",
+    "Run",
+    "RunOptions",
+    "RunSnapshot",
+    "Ticket",
+    "TicketState",
+    "WorkerPool",
+    "current_run",
+    "frontier",
+    "held_frontier",
+    "open_reader",
+    "open_room",
+]

@@ -1,0 +1,82 @@
+"""Cancellation: sticky, in one turn, for a Run and everything below it.
+
+First the flags and events of all, then the callbacks, parents before children, then the scopes. So a callback sees
+every flag set, and no body is resumed before the callbacks have run.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Final
+
+from spindel.observe import RunCancelRequested
+from spindel.runs._frontier import current_entry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from spindel.runs._entry import Entry
+
+__all__ = ["add_callback", "request_cancel"]
+
+_log: Final = logging.getLogger("spindel.runs")
+
+
+def request_cancel(tops: Iterable[Entry], reason: str) -> None:
+    """Ask these Runs, and all live or reserved descendants, to stop.
+
+    A Run that has decided keeps its outcome; its children are asked all the same. A Run that was asked before gets
+    its callbacks called again, nothing else. A lease that is only reserved takes the flag with it into its admission.
+    """
+    asked: list[Entry] = []
+    fresh: list[Entry] = []
+    pending = list(tops)
+    for entry in pending:
+        if entry.family is not None:
+            # The list grows while it is walked: parents come before their children, and deep trees need no stack.
+            pending.extend(entry.family.leases.values())
+        if entry.verdict is not None:
+            continue
+        asked.append(entry)
+        if entry.cancel_reason is None:
+            entry.cancel_reason = reason
+            fresh.append(entry)
+            if entry.live:
+                entry.room.events.emit(RunCancelRequested, entry.run_id, reason)
+    for entry in asked:
+        if entry.callbacks:
+            for key, callback in tuple(entry.callbacks.items()):
+                _call(entry, key, callback)
+    for entry in fresh:
+        if entry.host is not None:
+            entry.host.cancel_tasks()
+        if entry.scope is not None:
+            entry.scope.cancel()
+
+
+def add_callback(entry: Entry, key: str, callback: Callable[[str], None]) -> bool:
+    """Register a cancel callback; the same key replaces. Returns False, without calling, once the Run has decided."""
+    if entry.verdict is not None:
+        return False
+    if entry.callbacks is None:
+        entry.callbacks = {}
+    entry.callbacks[key] = callback
+    if entry.cancel_reason is not None:
+        callback(entry.cancel_reason)
+    return True
+
+
+def _call(entry: Entry, key: str, callback: Callable[[str], None]) -> None:
+    context = copy_context()
+    context.run(current_entry.set, entry)
+    try:
+        context.run(callback, entry.cancel_reason)
+    except Exception as error:  # noqa: BLE001  one bad callback must not keep the rest from stopping
+        _log.warning(
+            "cancel callback %r of run %s raised %s; the others were called",
+            key,
+            entry.run_id,
+            type(error).__qualname__,
+            extra={"run_id": str(entry.run_id)},
+        )

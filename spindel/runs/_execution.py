@@ -1,0 +1,76 @@
+"""A Run's own task: the body in its scope, the plain tasks, the decision, the end.
+
+The task never raises into its parent's nursery: whatever the work did becomes the Run's outcome.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from spindel.runs._cancelling import request_cancel
+from spindel.runs._finishing import finish, set_verdict
+from spindel.runs._frontier import current_entry
+from spindel.runs._outcome import Decision, decide, without_cancelled
+from spindel.store import RunStatus
+
+if TYPE_CHECKING:
+    from spindel.runs._entry import Entry
+
+__all__ = ["run_to_end"]
+
+_COMPLETED: Final = Decision(RunStatus.COMPLETED, None, None)
+
+
+async def run_to_end(entry: Entry) -> None:
+    """The task of an admitted Run."""
+    current_entry.set(entry)
+    problem: BaseException | None = None
+    assert entry.scope is not None
+    assert entry.fn is not None
+    with entry.scope:
+        # Caught inside the scope, so that the decision falls in the same turn as the end of the body.
+        try:
+            entry.value = await entry.fn(entry.handle(), *entry.args)
+        except BaseException as error:  # noqa: BLE001  the Run's outcome; an interrupt leaves through the room
+            problem = error
+    entry.fn = None
+    entry.args = ()
+    if entry.host is not None:
+        plain = await entry.host.join_tasks(cancel=problem is not None)
+        if plain is not None:
+            problem = _combine(problem, plain)
+    _work_over(entry, problem)
+    # The traceback of a stored problem holds this frame; without this line that would be a cycle.
+    problem = None
+    await finish(entry)
+
+
+def _combine(problem: BaseException | None, plain: BaseException) -> BaseException:
+    """Join the errors of body and plain tasks as a nursery would; a single one stays itself."""
+    parts = list(plain.exceptions) if isinstance(plain, BaseExceptionGroup) else [plain]
+    if problem is not None:
+        parts.insert(0, problem)
+    rest = without_cancelled(BaseExceptionGroup("the work of a run failed", parts))
+    if rest is None:
+        return parts[0]
+    if isinstance(rest, BaseExceptionGroup) and len(rest.exceptions) == 1:
+        return rest.exceptions[0]
+    return rest
+
+
+def _work_over(entry: Entry, problem: BaseException | None) -> None:
+    """Decide and seal, in one turn."""
+    decision = _COMPLETED if problem is None else decide(problem, entry.cancel_reason)
+    entry.seal()
+    family = entry.family
+    if decision.interrupt:
+        assert decision.error is not None
+        entry.room.interrupt(decision.error)
+    if entry.on_child_failure == "cancel" and family is not None:
+        # Decided when the family has returned; until then a child may still be the first to fail.
+        entry.work = decision
+        if decision.status is RunStatus.FAILED and entry.first_failure is None:
+            entry.first_failure = []
+            request_cancel(family.leases.values(), "work-failed")
+    else:
+        set_verdict(entry, decision)

@@ -1,0 +1,381 @@
+"""Finishing: join the family, store the outcome, release the lease, publish. Never cancelled, without a deadline.
+
+| step | what | if it fails |
+|---|---|---|
+| 1 | join the family on a pool worker, close the nurseries | the launch is held |
+| 2 | one write: the frozen outcome with the family witness | uncertain, transient: the same write again; else held |
+| 3 | release the execution lease: event, waiters | it can't |
+| 4 | publish on the pool; then the admission lease goes | held |
+
+Steps 1 to 3 run in the Run's own task, which then returns. A layer that has more to do between them brings a
+`Finisher`, which walks its own stages over the same steps: there is one engine.
+
+Three things end a Run otherwise. `lost`: a newer owner has the room, so nothing is written or claimed any more.
+`abandoned`: an operator gave up a hold of this Run or below it, so nobody can say that the family returned; the row
+keeps saying `running`. Both wake the waiters with an error of their own.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import trio
+
+from spindel.clock import Backoff
+from spindel.errors import (
+    FamilyUnsupportedError,
+    RoomOwnershipLostError,
+    RunAbandonedError,
+    RunNotFinishedError,
+    WriteRefusedError,
+    WriteUncertainError,
+)
+from spindel.observe import RunFinished
+from spindel.runs._cancelling import request_cancel
+from spindel.runs._outcome import Decision, Outcome, error_text
+from spindel.runs._parking import park, sleep_shielded
+from spindel.runs._states import LaunchKind, LeasePhase, Publication, RoomState
+from spindel.store import FAMILY_VERSION, AppendWitnesses, FinishRun, RunStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from uuid import UUID
+
+    from spindel.ids import RunId
+    from spindel.runs._entry import Entry
+    from spindel.runs._pool import Launch
+    from spindel.store import RunRecord
+
+__all__ = ["Finisher", "Finishing", "finish", "outcome_of", "release", "set_verdict"]
+
+_log: Final = logging.getLogger("spindel.runs")
+_RETRY: Final = Backoff(0.025, 5.0)
+_LOG_SECONDS: Final = 60.0
+
+
+class Finisher(Protocol):
+    """What a layer above does instead of steps 1 to 3. It runs in the Run's own task, shielded."""
+
+    async def finish(self, finishing: Finishing) -> None:
+        """Walk the stages. On return the lease must have been released."""
+        ...
+
+
+async def finish(entry: Entry) -> None:
+    """End a Run whose work is over."""
+    if entry.finisher is not None:
+        await entry.finisher.finish(Finishing(entry))
+        assert entry.end is not None, "a finisher releases the lease before it returns"
+        return
+    if not await _join(entry):
+        release(entry, "abandoned")
+        return
+    end = await _persist(entry)
+    release(entry, end)
+
+
+def set_verdict(entry: Entry, decision: Decision) -> None:
+    """Choose the outcome, once."""
+    assert entry.verdict is None, "an outcome is decided once"
+    entry.verdict = decision.status
+    entry.reason = decision.reason
+    entry.error = decision.error
+    if decision.status is not RunStatus.COMPLETED:
+        entry.value = None
+    if decision.status is RunStatus.FAILED and entry.parent is not None:
+        _child_failed(entry.parent, decision.error)
+
+
+def _child_failed(parent: Entry, error: BaseException | None) -> None:
+    """Tell a parent with the policy `cancel` that a child failed: the first failure cancels the rest, sticky."""
+    if parent.on_child_failure != "cancel" or parent.verdict is not None:
+        return
+    assert error is not None, "a failure has an error"
+    if parent.first_failure is None:
+        parent.first_failure = [error]
+        request_cancel((parent,), "child-failed")
+    elif parent.first_failure:
+        # An empty list says that the work failed first; children that fail then change nothing.
+        parent.first_failure.append(error)
+
+
+def outcome_of(entry: Entry) -> Outcome[Any]:
+    """Give the decided outcome, made when somebody first looks at it.
+
+    Raises:
+        RunNotFinishedError: nothing is decided.
+    """
+    if entry.outcome is None:
+        if entry.verdict is None:
+            raise RunNotFinishedError(entry.run_id)
+        entry.outcome = Outcome(entry.run_id, entry.verdict, entry.value, entry.error, entry.reason)
+    return entry.outcome
+
+
+class Finishing:
+    """The steps of one Run's end, for its `Finisher`."""
+
+    __slots__ = ("_entry", "_frozen", "_persisting")
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
+        self._frozen: FinishRun | None = None
+        self._persisting = False
+
+    @property
+    def run_id(self) -> RunId:
+        """The Run."""
+        return self._entry.run_id
+
+    @property
+    def outcome(self) -> Outcome[Any]:
+        """What was decided; under the policy `cancel` only after `join`."""
+        return outcome_of(self._entry)
+
+    async def join(self) -> None:
+        """Join the sealed family on a pool worker and close the nurseries.
+
+        Cancellation: none.
+
+        Raises:
+            RunAbandonedError: an operator gave up a hold below, so the return is unknown.
+        """
+        if not await _join(self._entry):
+            raise RunAbandonedError(self._entry.run_id)
+
+    async def append_witnesses(self, mutation: AppendWitnesses) -> None:
+        """Write witnesses of this Run, in one attempt.
+
+        Durability: on return they are committed.
+
+        Cancellation: none.
+
+        Raises:
+            WriteRefusedError, WriteUncertainError: as the store says; the same mutation may be sent again.
+        """
+        store = self._entry.room.store
+        if store is not None:
+            await store.write_shielded(mutation)
+
+    async def persist_outcome(
+        self, *, family_returned: bool = True, result_state: str | None = None, scorecard: UUID | None = None
+    ) -> RunRecord | None:
+        """Store the outcome, in one attempt; the execution lease is kept.
+
+        Durability: on return it is committed.
+
+        Cancellation: none.
+
+        Returns:
+            The row for the one caller that stored it; None for a later one, and without a store.
+
+        Raises:
+            WriteRefusedError, WriteUncertainError: as the store says; a later call sends the identical write.
+            RoomOwnershipLostError: a newer owner has the room.
+        """
+        entry = self._entry
+        if self._persisting or _is_stored(entry):
+            return None
+        store = entry.room.store
+        if store is None:
+            entry.status = _verdict(entry)
+            return None
+        if self._frozen is None:
+            self._frozen = _freeze(entry, family_returned, result_state, scorecard)
+        self._persisting = True
+        try:
+            await store.write_shielded(self._frozen)
+        except WriteRefusedError as error:
+            if error.code == "not-owner":
+                entry.room.lose()
+                raise RoomOwnershipLostError(entry.room.name, entry.room.epoch) from error
+            raise
+        finally:
+            self._persisting = False
+        entry.status = _verdict(entry)
+        with trio.CancelScope(shield=True):
+            return await store.load_run(entry.room.name, entry.run_id)
+
+    def release_lease(self) -> None:
+        """Remove the execution lease, wake the waiters, start the publication.
+
+        Raises:
+            RunNotFinishedError: the outcome isn't stored.
+        """
+        if not _is_stored(self._entry):
+            raise RunNotFinishedError(self._entry.run_id)
+        if self._entry.end is None:
+            release(self._entry, "finished")
+
+
+def release(entry: Entry, end: str) -> None:
+    """Remove the execution lease: references, event, waiters; then let the admission lease follow. One turn."""
+    room = entry.room
+    del room.entries[entry.key]
+    entry.live = False
+    entry.end = end
+    if end == "finished":
+        room.events.emit(RunFinished, entry.run_id, entry.status.value, entry.reason)
+    elif end == "abandoned":
+        entry.owner.abandoned = True
+    if entry.done is not None:
+        entry.done.set()
+    if entry.started is not None:
+        entry.started.event.set()
+    entry.scope = entry.callbacks = entry.family = entry.finisher = entry.work = None
+    entry.returned = True
+    if entry.publish is not None:
+        if end == "finished":
+            _publish(entry)
+        else:
+            entry.publication = Publication.NONE
+    entry.release_if_over()
+
+
+async def _join(entry: Entry) -> bool:
+    family = entry.family
+    returned = True
+    if family is not None:
+        # A family that is empty at the seal is returned by it: a leaf pays for no launch.
+        returned = await entry.room.pool.join(entry, family) if family.leases else not family.abandoned
+    if entry.host is not None:
+        await entry.host.join()
+        entry.host = None
+    if entry.verdict is None:
+        _decide_with_family(entry)
+    return returned
+
+
+def _decide_with_family(entry: Entry) -> None:
+    """Under the policy `cancel`: a child that failed first decides, else the work does."""
+    assert entry.work is not None, "the work is over before its family is joined"
+    if entry.first_failure:
+        group = BaseExceptionGroup("children failed", entry.first_failure)
+        set_verdict(entry, Decision(RunStatus.FAILED, "child-failed", group))
+    else:
+        set_verdict(entry, entry.work)
+    entry.first_failure = None
+
+
+async def _persist(entry: Entry) -> str:
+    """Store the outcome, however long it takes. Returns how the Run left: finished, lost or abandoned."""
+    room = entry.room
+    if room.state is RoomState.LOST:
+        return "lost"
+    if room.store is not None:
+        mutation = _freeze(entry, family_returned=True)
+        try:
+            await room.store.write_shielded(mutation)
+        except (WriteRefusedError, WriteUncertainError) as error:
+            end = await _persist_again(entry, mutation, error)
+            if end != "finished":
+                return end
+    entry.status = _verdict(entry)
+    return "finished"
+
+
+async def _persist_again(entry: Entry, mutation: FinishRun, error: WriteRefusedError | WriteUncertainError) -> str:
+    """Repeat the identical write: its identity makes it harmless if an earlier one was stored after all."""
+    room = entry.room
+    assert room.store is not None, "only a store refuses"
+    delays = _RETRY.delays()
+    logged = float("-inf")
+    problem: WriteRefusedError | WriteUncertainError = error
+    while True:
+        if isinstance(problem, WriteRefusedError) and not problem.transient:
+            if problem.code == "not-owner":
+                room.lose()
+                return "lost"
+            entry.phase = LeasePhase.TERMINAL
+            action = await _hold_terminal(entry, problem)
+            if action == "abandon":
+                return "abandoned"
+            entry.phase = LeasePhase.ADMITTED
+        else:
+            if trio.current_time() - logged >= _LOG_SECONDS:
+                logged = trio.current_time()
+                _log.warning(
+                    "the outcome of run %s is not stored yet, it is written again: %s",
+                    entry.run_id,
+                    problem,
+                    extra={"run_id": str(entry.run_id)},
+                )
+            await sleep_shielded(next(delays))
+        if room.state is RoomState.LOST:
+            return "lost"
+        try:
+            await room.store.write_shielded(mutation)
+        except (WriteRefusedError, WriteUncertainError) as again:
+            problem = again
+        else:
+            return "finished"
+
+
+async def _hold_terminal(entry: Entry, error: WriteRefusedError) -> str:
+    actions: list[str] = []
+
+    def register(resume: Callable[[], None]) -> None:
+        def resolve(action: str) -> None:
+            actions.append(action)
+            resume()
+
+        entry.room.hold(entry, LeasePhase.TERMINAL.value, error, resolve)
+
+    await park(register)
+    return actions[0]
+
+
+def _publish(entry: Entry) -> None:
+    publish, outcome = entry.publish, outcome_of(entry)
+    assert publish is not None, "called for an entry with a publication"
+
+    def back(launch: Launch) -> None:
+        if launch.error is None:
+            entry.publication = Publication.ACKNOWLEDGED
+            entry.release_if_over()
+        else:
+            entry.room.hold(entry, LeasePhase.PUBLISHING.value, launch.error, resolve)
+
+    def resolve(action: str) -> None:
+        if action == "retry":
+            entry.room.pool.start(LaunchKind.PUBLICATION, lambda: publish(outcome), entry, back)
+            return
+        if action == "abandon":
+            entry.owner.abandoned = True
+        entry.publication = Publication.ACKNOWLEDGED if action == "acknowledge" else Publication.NONE
+        entry.release_if_over()
+
+    entry.room.pool.start(LaunchKind.PUBLICATION, lambda: publish(outcome), entry, back)
+
+
+def _freeze(
+    entry: Entry, family_returned: bool, result_state: str | None = None, scorecard: UUID | None = None
+) -> FinishRun:
+    """Freeze the terminal write; every repeat sends this very object."""
+    if family_returned and entry.family_version != FAMILY_VERSION:
+        # An owner of an older or unknown family state can't know that everything came back.
+        _log.warning("%s", FamilyUnsupportedError(entry.run_id), extra={"run_id": str(entry.run_id)})
+        family_returned = False
+    error = entry.error
+    return FinishRun(
+        room=entry.room.name,
+        epoch=entry.room.epoch,
+        id=entry.run_id,
+        status=_verdict(entry).value,
+        reason=entry.reason,
+        error=None if error is None else error_text(error),
+        ended_at=entry.room.now_micros(),
+        family_returned=family_returned,
+        job_result_state=result_state,
+        job_scorecard=scorecard,
+    )
+
+
+def _verdict(entry: Entry) -> RunStatus:
+    assert entry.verdict is not None, "an outcome is decided before it is stored"
+    return entry.verdict
+
+
+def _is_stored(entry: Entry) -> bool:
+    return entry.status is not RunStatus.RUNNING

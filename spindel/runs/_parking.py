@@ -1,0 +1,39 @@
+"""Waiting without a shield scope: a parked task that refuses every abort.
+
+A shield scope around each wait of a finishing Run costs more than the wait. Refusing the abort says the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["park", "refuse_abort", "sleep_shielded"]
+
+
+async def park(register: Callable[[Callable[[], None]], object]) -> None:
+    """Sleep until the registered function is called.
+
+    Args:
+        register: gets the function that resumes this task; whoever has it must call it exactly once.
+
+    Cancellation: none; it can't be cancelled.
+    """
+    task = trio.lowlevel.current_task()
+    register(lambda: trio.lowlevel.reschedule(task))
+    await trio.lowlevel.wait_task_rescheduled(refuse_abort)
+
+
+def refuse_abort(_: object) -> trio.lowlevel.Abort:
+    """Stay parked, whatever is cancelled."""
+    return trio.lowlevel.Abort.FAILED
+
+
+async def sleep_shielded(seconds: float) -> None:
+    """Sleep on Trio's clock. Not cancellable; for retries of writes that must happen."""
+    with trio.CancelScope(shield=True):
+        await trio.sleep(seconds)
