@@ -19,9 +19,16 @@ import apsw
 from spindel.errors import SchemaError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
-__all__ = ["APPLICATION_ID", "BUSY_MILLISECONDS", "describe_problem", "open_for_reading", "open_for_writing", "schema_errors"]
+__all__ = [
+    "APPLICATION_ID",
+    "BUSY_MILLISECONDS",
+    "describe_problem",
+    "open_for_reading",
+    "open_for_writing",
+    "schema_errors",
+]
 
 APPLICATION_ID: Final = 0x73706E64
 """Marks a file as ours in its header: `spnd`."""
@@ -49,7 +56,7 @@ def describe_problem(problem: apsw.Error) -> str:
 
 
 @contextmanager
-def schema_errors(path: str) -> Iterator[None]:
+def schema_errors(path: str) -> Generator[None]:
     """Turn errors of SQLite and the system within the block into a `SchemaError` about this file."""
     try:
         yield

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 import outcome
 import trio
 
 from spindel.clock import foreign_work
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["Executor", "InlineExecutor", "Lane", "ThreadExecutor", "choose_executor", "refuse_abort", "run_in_lane"]
 
@@ -105,7 +103,7 @@ class _ThreadLane:
             del item, work, deliver, result
 
 
-_EXECUTORS: Final = {"thread": ThreadExecutor, "inline": InlineExecutor}
+_EXECUTORS: Final[dict[str, Callable[[], Executor]]] = {"thread": ThreadExecutor, "inline": InlineExecutor}
 
 
 def choose_executor(executor: Literal["thread", "inline"] | Executor) -> Executor:

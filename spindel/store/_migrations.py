@@ -31,7 +31,16 @@ if TYPE_CHECKING:
     from spindel.clock import WallClock
     from spindel.store._contract import StorePart
 
-__all__ = ["Migration", "build_schema", "collect_migrations", "load_scripts", "migrate", "open_store_file", "read_applied", "recognise"]
+__all__ = [
+    "Migration",
+    "build_schema",
+    "collect_migrations",
+    "load_scripts",
+    "migrate",
+    "open_store_file",
+    "read_applied",
+    "recognise",
+]
 
 _DIALECT: Final = "sqlite"
 _JOURNAL_ATTEMPTS: Final = 600
@@ -93,7 +102,8 @@ def recognise(connection: apsw.Connection, path: str, known: Sequence[Migration]
             raise SchemaError(path, f"it was written by a newer version (migration {part} {number}); update spindel")
         if checksums.get((part, number), checksum) != checksum:
             raise SchemaError(
-                path, f"its migration {part} {number} is not the one of this version; open it with the version it is from"
+                path,
+                f"its migration {part} {number} is not the one of this version; open it with the version it is from",
             )
     return applied
 

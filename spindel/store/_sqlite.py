@@ -122,7 +122,7 @@ class SqliteStore:
                 await run_in_lane(self._writer_lane, self._open_writer, self._writer)
             self._reader = await run_in_lane(self._reader_lane, self._open_reader)
         except BaseException:
-            await self._close()
+            await self._close()  # noqa: ASYNC102  no wait in it can be cancelled
             raise
         return self
 
@@ -130,7 +130,7 @@ class SqliteStore:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None, /
     ) -> None:
         """Close the file after everything queued was written; the threads have ended when this returns."""
-        await self._close()
+        await self._close()  # noqa: ASYNC102  as above
 
     @asynccontextmanager
     async def claim_room(self, claim: RoomClaim) -> AsyncGenerator[int, None]:
@@ -159,7 +159,7 @@ class SqliteStore:
                 at = claim.at if claim.wall_clock is None else claim.wall_clock.now_micros()
                 # If this fails the row goes on naming this process as owner. The lock, which rules, is freed anyway.
                 with suppress(WriteRefusedError, WriteUncertainError):
-                    await writer.write(LeaveRoom(room=name, epoch=epoch, at=at))
+                    await writer.write(LeaveRoom(room=name, epoch=epoch, at=at))  # noqa: ASYNC102  as above
 
     async def write(self, mutation: Mutation[A]) -> A:
         """Apply one mutation.
@@ -180,7 +180,7 @@ class SqliteStore:
         """As `write`, without looking at cancellation at all: for endings, which always happen."""
         writer = self._for_writing()
         check_mutation(mutation)
-        writer.knows(mutation)
+        writer.check_known(mutation)
         return cast("A", await writer.write(mutation))
 
     async def write_each(
@@ -196,7 +196,7 @@ class SqliteStore:
         writer = self._for_writing()
         for mutation in mutations:
             check_mutation(mutation)
-            writer.knows(mutation)
+            writer.check_known(mutation)
         return await writer.write_each(mutations)
 
     async def confirm(self, mutation: Mutation[Any]) -> Confirmation:
@@ -207,7 +207,7 @@ class SqliteStore:
         """
         writer = self._for_writing()
         check_mutation(mutation)
-        writer.knows(mutation)
+        writer.check_known(mutation)
         return await writer.confirm(mutation)
 
     async def load_run(self, room: str, run_id: RunId) -> RunRecord | None:
@@ -242,12 +242,15 @@ class SqliteStore:
         with schema_errors(self._path):
             connection = open_for_reading(self._path, self._vfs)
             try:
-                if self._read_only and not recognise(connection, self._path, self._migrations):
-                    raise SchemaError(self._path, "it is empty: no room was ever opened in it")
-                return RunReader(connection)
+                empty = not recognise(connection, self._path, self._migrations)
+                reader = RunReader(connection)
             except BaseException:
                 connection.close(True)
                 raise
+            if empty:
+                reader.close()
+                raise SchemaError(self._path, "it is empty: no room was ever opened in it")
+        return reader
 
     async def _close(self) -> None:
         # Whoever writes from now on is refused; what was queued before is written.
@@ -291,4 +294,5 @@ class SqliteStore:
             rooms = await self._read(RunReader.list_rooms)
         except SchemaError:
             return {}
-        return next((dict(record.owner) for record in rooms if record.name == room and record.owner is not None), {})
+        owners = {record.name: record.owner for record in rooms}
+        return dict(owners.get(room) or {})

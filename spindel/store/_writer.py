@@ -24,14 +24,14 @@ import re
 from collections import deque
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import apsw
 import msgspec
 import trio
 
 from spindel.clock import Backoff, foreign_work
-from spindel.errors import InvalidRecordError, SchemaError, SpindelError, WriteRefusedError, WriteUncertainError
+from spindel.errors import InvalidRecordError, SchemaError, WriteRefusedError, WriteUncertainError
 from spindel.store._contract import Confirmation
 from spindel.store._executor import refuse_abort
 from spindel.store._mutations import Together
@@ -176,16 +176,16 @@ class Writer:
             self._closing = trio.lowlevel.current_task()
             await trio.lowlevel.wait_task_rescheduled(refuse_abort)
 
-    def knows(self, mutation: Mutation[Any]) -> None:
+    def check_known(self, mutation: Any) -> None:
         """Check that some part applies this mutation.
 
         Raises:
             InvalidRecordError: none does.
         """
-        kind = type(mutation)
+        kind: type[Any] = type(mutation)
         if kind is Together:
-            for inner in mutation.mutations:  # type: ignore[attr-defined]
-                self.knows(inner)
+            for inner in mutation.mutations:
+                self.check_known(inner)
         elif kind not in self._handlers:
             raise InvalidRecordError(
                 "mutation", f"no part of this store knows a {kind.__name__}; pass its StorePart to the store"
@@ -253,7 +253,7 @@ class Writer:
                         self._read_back(slot)
                 else:
                     self._write_batch(list(slots))
-        except Exception:  # a bug of ours: whoever waits must hear something, and nothing but this is true
+        except Exception:  # noqa: BLE001  a bug of ours: whoever waits must hear something, and only this is true
             _log.exception("a batch broke down; its writes are uncertain")
             self._lose_connection()
             for slot in batch:
@@ -315,7 +315,7 @@ class Writer:
         return effects, others
 
     def _apply(self, connection: apsw.Connection, mutation: Any, epochs: dict[str, int | None]) -> Any:
-        kind = type(mutation)
+        kind: type[Any] = type(mutation)
         if kind in self._unowned:
             epochs.clear()
         else:
@@ -342,10 +342,11 @@ class Writer:
         return result
 
     def _refusal(self, problem: apsw.ConstraintError) -> WriteRefusedError:
-        if problem.extendedresult == apsw.SQLITE_CONSTRAINT_TRIGGER and str(problem) in self._refusals:
+        reason: int = cast("Any", problem).extendedresult
+        if reason == apsw.SQLITE_CONSTRAINT_TRIGGER and str(problem) in self._refusals:
             refusal = WriteRefusedError(str(problem))
         else:
-            refusal = WriteRefusedError(_CONSTRAINTS.get(problem.extendedresult, "constraint"), detail=str(problem))
+            refusal = WriteRefusedError(_CONSTRAINTS.get(reason, "constraint"), detail=str(problem))
         refusal.__cause__ = problem
         return refusal
 
