@@ -182,7 +182,7 @@ class Writer:
         Raises:
             InvalidRecordError: none does.
         """
-        kind: type[Any] = type(mutation)
+        kind: type[object] = mutation.__class__
         if kind is Together:
             for inner in mutation.mutations:
                 self.check_known(inner)
@@ -315,7 +315,7 @@ class Writer:
         return effects, others
 
     def _apply(self, connection: apsw.Connection, mutation: Any, epochs: dict[str, int | None]) -> Any:
-        kind: type[Any] = type(mutation)
+        kind: type[object] = mutation.__class__
         if kind in self._unowned:
             epochs.clear()
         else:
