@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from spindel.runs import _states
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
+
+    from sphinx.application import Sphinx
 
 _ROOT = Path(__file__).parent.parent
 
@@ -52,3 +54,33 @@ napoleon_custom_sections = ["Cancellation", "Durability"]
 autodoc_default_options = {"members": True, "undoc-members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+
+
+def _convert_tables(lines: list[str]) -> Iterator[str]:
+    """Turn the Markdown tables of a docstring, which read well in the source, into what Sphinx understands."""
+    previous = ""
+    for number, line in enumerate(lines):
+        is_row = line.startswith("|")
+        if is_row and not previous.startswith("|"):
+            yield from (
+                ".. list-table::",
+                "   :header-rows: 1" if "|--" in "".join(lines[number + 1 :][:1]) else "",
+                "",
+            )
+        if is_row and not line.startswith("|--"):
+            for column, cell in enumerate(line.strip("|").split("|")):
+                yield f"   {'  ' if column else '* '}- {cell.strip()}"
+        if not is_row:
+            yield line
+        previous = line
+
+
+def _process_docstring(*arguments: object) -> None:
+    lines = arguments[-1]
+    assert isinstance(lines, list)
+    lines[:] = _convert_tables(lines)
+
+
+def setup(app: Sphinx) -> None:
+    """Let Sphinx call this page's own hook."""
+    app.connect("autodoc-process-docstring", _process_docstring)

@@ -5,11 +5,12 @@ fixtures for pytest, `spindel.testing.store_contract` with the suite that every 
 `spindel.testing.strategies` for hypothesis.
 """
 
-from spindel.testing.clocks import ManualWallClock, autojump_clock
+from spindel.testing.clocks import START_MICROS, ManualWallClock, autojump_clock
 from spindel.testing.faults import Fault, FaultyStore, Hold, PlannedFault, SeenWrite, fail_each
 from spindel.testing.signals import Signals, open_signals
 
 __all__ = [
+    "START_MICROS",
     "Fault",
     "FaultyStore",
     "Hold",
