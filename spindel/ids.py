@@ -27,6 +27,7 @@ __all__ = [
     "WitnessStage",
     "parse_uuid",
     "witness_id",
+    "witness_text",
 ]
 
 RunId = NewType("RunId", UUID)
@@ -114,6 +115,9 @@ def _prefix_hash(stage: WitnessStage) -> hashlib._Hash:
 # Hashed once: a copy of the prefix costs a third of the library's uuid5.
 _PREFIXES: Final = {stage: _prefix_hash(stage) for stage in WitnessStage}
 
+# The two highest bits of that digit tell the variant; the lower ones are the hash's own.
+_VARIANT_DIGITS: Final = {f"{digit:x}": f"{8 | digit & 3:x}" for digit in range(16)}
+
 
 def witness_id(stage: WitnessStage, run_id: UUID) -> UUID:
     """Compute the witness of a stage of a Run.
@@ -128,3 +132,11 @@ def witness_id(stage: WitnessStage, run_id: UUID) -> UUID:
     number &= ~(0xC000 << 48)
     number |= 0x8000 << 48
     return _uuid_of(number)
+
+
+def witness_text(stage: WitnessStage, run_id: str) -> str:
+    """Give the text of `witness_id` for the canonical text of a Run's id, at a third of the cost of both objects."""
+    digest = _PREFIXES[stage].copy()
+    digest.update(run_id.encode())
+    text = digest.hexdigest()
+    return f"{text[:8]}-{text[8:12]}-5{text[13:16]}-{_VARIANT_DIGITS[text[16]]}{text[17:20]}-{text[20:32]}"

@@ -174,7 +174,10 @@ class SqliteStore:
             InvalidRecordError: it holds something that no record may hold, or no part knows it.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        return await self.write_shielded(mutation)
+        writer = self._for_writing()
+        check_mutation(mutation)
+        writer.check_known(mutation)
+        return cast("A", await writer.write(mutation))
 
     async def write_shielded(self, mutation: Mutation[A]) -> A:
         """As `write`, without looking at cancellation at all: for endings, which always happen."""

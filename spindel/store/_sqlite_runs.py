@@ -14,7 +14,7 @@ import apsw
 import msgspec
 
 from spindel.errors import RoomInUseError, WriteRefusedError
-from spindel.ids import WitnessStage, witness_id
+from spindel.ids import WitnessStage, witness_id, witness_text
 from spindel.store._contract import Confirmation, StorePart
 from spindel.store._migrations import load_scripts
 from spindel.store._mutations import (
@@ -67,37 +67,50 @@ class LeaveRoom(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return ("leave-room", self.room, str(self.epoch))
 
 
+# Mutations are bound as they are: a Struct's fields in their order, ids as texts. So a parameter's number is the place of
+# its field, and what a statement needs beyond them comes after.
+assert AdmitRun.__struct_fields__ == (
+    "room", "epoch", "incarnation", "id", "kind", "actor", "parent_id", "trigger_id", "provenance", "family_version",
+    "created_at", "started_at", "job_version", "job_key", "job_offer", "job_experiment",
+)  # fmt: skip
+assert FinishRun.__struct_fields__ == (
+    "room", "epoch", "id", "status", "reason", "error", "ended_at", "family_returned", "job_result_state",
+    "job_scorecard",
+)  # fmt: skip
+
 _ADMIT: Final = """\
 INSERT INTO runs (
-  id, room, incarnation, kind, actor, parent_id, trigger_id, provenance, family_version, job_version, job_key, job_offer,
-  job_experiment, created_at, started_at, status, updated_at
-) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, 'running', ?15)"""
+  room, incarnation, id, kind, actor, parent_id, trigger_id, provenance, family_version, created_at, started_at,
+  job_version, job_key, job_offer, job_experiment, status, updated_at
+) VALUES (?1, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, 'running', ?12)"""
 
 _IDENTITY: Final = """\
 SELECT status, reason, error, ended_at FROM runs
-WHERE id = ?1 AND room = ?2 AND incarnation = ?3 AND kind = ?4 AND actor = ?5 AND parent_id IS ?6 AND trigger_id IS ?7
-  AND provenance = ?8 AND family_version IS ?9 AND job_version IS ?10 AND job_key IS ?11 AND job_offer IS ?12
-  AND job_experiment IS ?13 AND created_at = ?14 AND started_at = ?15"""
+WHERE id = ?4 AND room = ?1 AND incarnation = ?3 AND kind = ?5 AND actor = ?6 AND parent_id IS ?7 AND trigger_id IS ?8
+  AND provenance = ?9 AND family_version IS ?10 AND created_at = ?11 AND started_at = ?12 AND job_version IS ?13
+  AND job_key IS ?14 AND job_offer IS ?15 AND job_experiment IS ?16"""
+
+_FENCE_NEW: Final = """\
+INSERT INTO runs (
+  room, incarnation, id, kind, actor, parent_id, trigger_id, provenance, family_version, created_at, started_at,
+  job_version, job_key, job_offer, job_experiment, status, reason, error, ended_at, updated_at
+) VALUES (
+  ?1, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, 'failed', 'admission-failed', ?17, ?18, ?18
+)"""
 
 _FENCE_RUNNING: Final = """\
 UPDATE runs SET status = 'failed', reason = 'admission-failed', error = ?2, ended_at = ?3, updated_at = ?3
 WHERE id = ?1 AND status = 'running'"""
 
-_FENCE_NEW: Final = """\
-INSERT INTO runs (
-  id, room, incarnation, kind, actor, parent_id, trigger_id, provenance, family_version, job_version, job_key, job_offer,
-  job_experiment, created_at, started_at, status, reason, error, ended_at, updated_at
-) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, 'failed', 'admission-failed', ?16, ?17, ?17)"""
-
 _FINISH: Final = """\
-UPDATE runs SET status = ?3, reason = ?4, error = ?5, ended_at = ?6, job_result_state = ?7, job_scorecard = ?8,
-  updated_at = ?9
-WHERE id = ?1 AND room = ?2 AND status = 'running'"""
+UPDATE runs SET status = ?4, reason = ?5, error = ?6, ended_at = CASE WHEN ?4 <> 'waiting' THEN ?7 END,
+  job_result_state = ?9, job_scorecard = ?10, updated_at = ?7
+WHERE id = ?3 AND room = ?1 AND status = 'running'"""
 
 _FINISH_RETURNED: Final = """\
-UPDATE runs SET status = ?3, reason = ?4, error = ?5, ended_at = ?6, job_result_state = ?7, job_scorecard = ?8,
-  updated_at = ?9, family_return_ack = ?10
-WHERE id = ?1 AND room = ?2 AND status = 'running' AND family_version IS NOT NULL"""
+UPDATE runs SET status = ?4, reason = ?5, error = ?6, ended_at = CASE WHEN ?4 <> 'waiting' THEN ?7 END,
+  job_result_state = ?9, job_scorecard = ?10, updated_at = ?7, family_return_ack = ?11
+WHERE id = ?3 AND room = ?1 AND status = 'running' AND family_version IS NOT NULL"""
 
 _OUTCOME: Final = """\
 SELECT status, reason, error, ifnull(ended_at, updated_at), job_result_state, job_scorecard,
@@ -173,29 +186,12 @@ def _text(value: UUID | None) -> str | None:
     return None if value is None else str(value)
 
 
-def _identity_of(m: AdmitRun) -> tuple[Any, ...]:
-    parent, trigger, offer, experiment = m.parent_id, m.trigger_id, m.job_offer, m.job_experiment
-    return (
-        str(m.id),
-        m.room,
-        str(m.incarnation),
-        m.kind,
-        m.actor,
-        None if parent is None else str(parent),
-        None if trigger is None else str(trigger),
-        m.provenance,
-        m.family_version,
-        m.job_version,
-        m.job_key,
-        None if offer is None else str(offer),
-        None if experiment is None else str(experiment),
-        m.created_at,
-        m.started_at,
-    )
+def _values_of(mutation: msgspec.Struct) -> tuple[Any, ...]:
+    return tuple(msgspec.to_builtins(mutation).values())
 
 
 def _admit(connection: apsw.Connection, mutation: AdmitRun) -> None:
-    identity = _identity_of(mutation)
+    identity = _values_of(mutation)
     try:
         connection.execute(_ADMIT, identity)
     except apsw.ConstraintError:
@@ -206,7 +202,7 @@ def _admit(connection: apsw.Connection, mutation: AdmitRun) -> None:
 
 
 def _confirm_admit(connection: apsw.Connection, mutation: AdmitRun) -> Confirmation:
-    found = connection.execute(_IDENTITY, _identity_of(mutation)).fetchone()
+    found = connection.execute(_IDENTITY, _values_of(mutation)).fetchone()
     if found is not None:
         return Confirmation.PRESENT if found[0] == "running" else Confirmation.CONFLICT
     taken = connection.execute(_STATUS, (str(mutation.id),)).fetchone()
@@ -214,15 +210,15 @@ def _confirm_admit(connection: apsw.Connection, mutation: AdmitRun) -> Confirmat
 
 
 def _fence(connection: apsw.Connection, mutation: FenceAdmission) -> None:
-    identity = _identity_of(mutation.admission)
+    identity = _values_of(mutation.admission)
     found = connection.execute(_IDENTITY, identity).fetchone()
     if found is None:
         # No row yet, or one with other content, which the trigger refuses.
         connection.execute(_FENCE_NEW, (*identity, mutation.error, mutation.ended_at))
     elif found[0] == "running":
-        connection.execute(_FENCE_RUNNING, (identity[0], mutation.error, mutation.ended_at))
+        connection.execute(_FENCE_RUNNING, (str(mutation.admission.id), mutation.error, mutation.ended_at))
     elif found != _fenced(mutation):
-        raise WriteRefusedError("terminal-fence", detail=f"run {identity[0]} ended as {found[0]}")
+        raise WriteRefusedError("terminal-fence", detail=f"run {mutation.admission.id} ended as {found[0]}")
 
 
 def _fenced(mutation: FenceAdmission) -> tuple[Any, ...]:
@@ -230,7 +226,7 @@ def _fenced(mutation: FenceAdmission) -> tuple[Any, ...]:
 
 
 def _confirm_fence(connection: apsw.Connection, mutation: FenceAdmission) -> Confirmation:
-    found = connection.execute(_IDENTITY, _identity_of(mutation.admission)).fetchone()
+    found = connection.execute(_IDENTITY, _values_of(mutation.admission)).fetchone()
     if found is None:
         taken = connection.execute(_STATUS, (str(mutation.admission.id),)).fetchone()
         return Confirmation.ABSENT if taken is None else Confirmation.CONFLICT
@@ -240,23 +236,10 @@ def _confirm_fence(connection: apsw.Connection, mutation: FenceAdmission) -> Con
 
 
 def _finish(connection: apsw.Connection, mutation: FinishRun) -> None:
-    run_id = str(mutation.id)
-    ended_at = mutation.ended_at
-    scorecard = mutation.job_scorecard
-    values = (
-        run_id,
-        mutation.room,
-        mutation.status,
-        mutation.reason,
-        mutation.error,
-        None if mutation.status == "waiting" else ended_at,
-        mutation.job_result_state,
-        None if scorecard is None else str(scorecard),
-        ended_at,
-    )
+    values = _values_of(mutation)
+    run_id: str = values[2]
     if mutation.family_returned:
-        witness = str(witness_id(WitnessStage.FAMILY_RETURN, mutation.id))
-        connection.execute(_FINISH_RETURNED, (*values, witness))
+        connection.execute(_FINISH_RETURNED, (*values, witness_text(WitnessStage.FAMILY_RETURN, run_id)))
     else:
         connection.execute(_FINISH, values)
     if connection.changes() == 1:

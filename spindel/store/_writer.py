@@ -153,11 +153,21 @@ class Writer:
 
     async def write(self, mutation: Mutation[Any]) -> Any:
         """Queue a mutation and wait for its verdict, whatever happens."""
-        return await self._settle(_Slot(mutation, trio.lowlevel.current_task()))
+        slot = _Slot(mutation, trio.lowlevel.current_task())
+        self._queue((slot,))
+        await trio.lowlevel.wait_task_rescheduled(refuse_abort)
+        if slot.error is not None:
+            raise slot.error
+        return slot.result
 
     async def confirm(self, mutation: Mutation[Any]) -> Confirmation:
         """Queue the reading back of a mutation and wait for it."""
-        found: Confirmation = await self._settle(_Slot(mutation, trio.lowlevel.current_task(), confirming=True))
+        slot = _Slot(mutation, trio.lowlevel.current_task(), confirming=True)
+        self._queue((slot,))
+        await trio.lowlevel.wait_task_rescheduled(refuse_abort)
+        if slot.error is not None:
+            raise slot.error
+        found: Confirmation = slot.result
         return found
 
     async def write_each(self, mutations: Sequence[Mutation[Any]]) -> list[Any]:
@@ -190,13 +200,6 @@ class Writer:
             raise InvalidRecordError(
                 "mutation", f"no part of this store knows a {kind.__name__}; pass its StorePart to the store"
             )
-
-    async def _settle(self, slot: _Slot) -> Any:
-        self._queue((slot,))
-        await trio.lowlevel.wait_task_rescheduled(refuse_abort)
-        if slot.error is not None:
-            raise slot.error
-        return slot.result
 
     def _queue(self, slots: Sequence[_Slot]) -> None:
         if not self._unsettled:
