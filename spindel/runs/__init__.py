@@ -10,7 +10,16 @@ from spindel.runs._pool import Executor, Launch, Ticket, WorkerPool
 from spindel.runs._reader import RoomReader, open_reader
 from spindel.runs._room import HeldObligation, Room, open_room
 from spindel.runs._run import Run
-from spindel.runs._states import LaunchKind, LaunchState, LeasePhase, RoomState, TicketState
+from spindel.runs._settlement import (
+    LaunchFacts,
+    LeaseFacts,
+    Presence,
+    SettlementReport,
+    TerminalOutcome,
+    WitnessFact,
+    observe_settlement,
+)
+from spindel.runs._states import LaunchKind, LaunchState, LeasePhase, Publication, RoomState, TicketState
 from spindel.runs._watch import RoomSnapshot, RoomWatch, RunSnapshot
 
 __all__ = [
@@ -22,10 +31,14 @@ __all__ = [
     "Finishing",
     "HeldObligation",
     "Launch",
+    "LaunchFacts",
     "LaunchKind",
     "LaunchState",
+    "LeaseFacts",
     "LeasePhase",
     "Outcome",
+    "Presence",
+    "Publication",
     "Room",
     "RoomReader",
     "RoomSnapshot",
@@ -34,12 +47,16 @@ __all__ = [
     "Run",
     "RunOptions",
     "RunSnapshot",
+    "SettlementReport",
+    "TerminalOutcome",
     "Ticket",
     "TicketState",
+    "WitnessFact",
     "WorkerPool",
     "current_run",
     "frontier",
     "held_frontier",
+    "observe_settlement",
     "open_reader",
     "open_room",
 ]

@@ -94,7 +94,9 @@ def leave(entry: Entry) -> None:
         entry.release_if_over()
 
 
-async def admit(entry: Entry, fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...], options: RunOptions) -> Run[Any]:
+async def admit(
+    entry: Entry, fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...], options: RunOptions
+) -> Run[Any]:
     """Admit a reserved child: its first row, then its task.
 
     Cancellation: a checkpoint before the row is written (a schedule point every 32nd time without a durable store);
@@ -243,7 +245,7 @@ def _start(
     if particulars.context is None:
         home.start_soon(run_to_end, entry, name=fn)
     else:
-        particulars.context.copy().run(home.start_soon, run_to_end, entry, name=fn)
+        particulars.context.copy().run(lambda: home.start_soon(run_to_end, entry, name=fn))
     return run
 
 
@@ -412,9 +414,9 @@ class Reservation:
     ) -> None:
         token = self._token
         assert token is not None, "left without having been entered"
-        entry = token._entry  # noqa: SLF001  the token is this module's own
+        entry = token._entry
         token.expire()
         blocks = entry.owner.blocks
         assert blocks is not None
-        blocks.remove(token._task)  # noqa: SLF001
+        blocks.remove(token._task)
         leave(entry)

@@ -29,6 +29,19 @@ def request_cancel(tops: Iterable[Entry], reason: str) -> None:
     A Run that has decided keeps its outcome; its children are asked all the same. A Run that was asked before gets
     its callbacks called again, nothing else. A lease that is only reserved takes the flag with it into its admission.
     """
+    asked, fresh = _flag(tops, reason)
+    for entry in asked:
+        for key, callback in tuple((entry.callbacks or {}).items()):
+            _call(entry, key, callback, entry.cancel_reason or reason)
+    for entry in fresh:
+        if entry.host is not None:
+            entry.host.cancel_tasks()
+        if entry.scope is not None:
+            entry.scope.cancel()
+
+
+def _flag(tops: Iterable[Entry], reason: str) -> tuple[list[Entry], list[Entry]]:
+    """Set the flags; gives the undecided Runs that were asked, and those of them for whom it is the first time."""
     asked: list[Entry] = []
     fresh: list[Entry] = []
     pending = list(tops)
@@ -44,15 +57,7 @@ def request_cancel(tops: Iterable[Entry], reason: str) -> None:
             fresh.append(entry)
             if entry.live:
                 entry.room.events.emit(RunCancelRequested, entry.run_id, reason)
-    for entry in asked:
-        if entry.callbacks:
-            for key, callback in tuple(entry.callbacks.items()):
-                _call(entry, key, callback)
-    for entry in fresh:
-        if entry.host is not None:
-            entry.host.cancel_tasks()
-        if entry.scope is not None:
-            entry.scope.cancel()
+    return asked, fresh
 
 
 def add_callback(entry: Entry, key: str, callback: Callable[[str], None]) -> bool:
@@ -67,11 +72,11 @@ def add_callback(entry: Entry, key: str, callback: Callable[[str], None]) -> boo
     return True
 
 
-def _call(entry: Entry, key: str, callback: Callable[[str], None]) -> None:
+def _call(entry: Entry, key: str, callback: Callable[[str], None], reason: str) -> None:
     context = copy_context()
     context.run(current_entry.set, entry)
     try:
-        context.run(callback, entry.cancel_reason)
+        context.run(callback, reason)
     except Exception as error:  # noqa: BLE001  one bad callback must not keep the rest from stopping
         _log.warning(
             "cancel callback %r of run %s raised %s; the others were called",

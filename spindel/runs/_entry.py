@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from contextvars import Context
 
-    from spindel.ids import LaunchId, LeaseId, RunId
+    from spindel.ids import LaunchId, LeaseId, Revision, RunId
     from spindel.runs._finishing import Finisher
     from spindel.runs._hosting import FamilyHost
     from spindel.runs._outcome import Decision, Outcome
@@ -58,6 +58,8 @@ class Hold:
         error: the original error, for the operator only.
         resolve: ends the hold with `retry`, `acknowledge` or `abandon`, in the turn in which it is called.
         launch_id: the launch, if it is one.
+        revision: a fresh id for each form that the hold takes; it coordinates operators and permits nothing.
+        claimed: True while somebody recovers it.
     """
 
     entry: Entry
@@ -66,7 +68,9 @@ class Hold:
     since: int
     error: BaseException | None
     resolve: Callable[[str], None]
-    launch_id: LaunchId | None = None
+    launch_id: LaunchId | None
+    revision: Revision
+    claimed: bool = False
 
 
 class FamilyState:
@@ -176,7 +180,7 @@ class Entry:
         self.owner = owner
         self.run_id = run_id
         self.key = run_id.int
-        self.depth = 0 if parent is None else parent.depth + 1
+        self.depth: int = 0 if parent is None else parent.depth + 1
         self._lease_id: LeaseId | None = None
         self._handle: Run[Any] | None = None
 

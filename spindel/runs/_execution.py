@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from spindel.runs._cancelling import request_cancel
 from spindel.runs._finishing import finish, set_verdict
 from spindel.runs._frontier import current_entry
-from spindel.runs._outcome import Decision, decide, without_cancelled
+from spindel.runs._outcome import Decision, combine, decide
 from spindel.store import RunStatus
 
 if TYPE_CHECKING:
@@ -38,24 +38,11 @@ async def run_to_end(entry: Entry) -> None:
     if entry.host is not None:
         plain = await entry.host.join_tasks(cancel=problem is not None)
         if plain is not None:
-            problem = _combine(problem, plain)
+            problem = combine(problem, plain)
     _work_over(entry, problem)
     # The traceback of a stored problem holds this frame; without this line that would be a cycle.
     problem = None
     await finish(entry)
-
-
-def _combine(problem: BaseException | None, plain: BaseException) -> BaseException:
-    """Join the errors of body and plain tasks as a nursery would; a single one stays itself."""
-    parts = list(plain.exceptions) if isinstance(plain, BaseExceptionGroup) else [plain]
-    if problem is not None:
-        parts.insert(0, problem)
-    rest = without_cancelled(BaseExceptionGroup("the work of a run failed", parts))
-    if rest is None:
-        return parts[0]
-    if isinstance(rest, BaseExceptionGroup) and len(rest.exceptions) == 1:
-        return rest.exceptions[0]
-    return rest
 
 
 def _work_over(entry: Entry, problem: BaseException | None) -> None:

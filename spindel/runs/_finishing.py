@@ -196,6 +196,7 @@ class Finishing:
         entry.status = _verdict(entry)
         with trio.CancelScope(shield=True):
             return await store.load_run(entry.room.name, entry.run_id)
+        raise AssertionError("nobody cancels a shield")
 
     def release_lease(self) -> None:
         """Remove the execution lease, wake the waiters, start the publication.

@@ -27,7 +27,16 @@ if TYPE_CHECKING:
     from spindel.runs._entry import Entry, FamilyState
     from spindel.runs._run import Run
 
-__all__ = ["bind_launch", "check_wait", "check_wait_lease", "current_entry", "current_run", "frontier", "held_frontier", "launch_frontier"]
+__all__ = [
+    "bind_launch",
+    "check_wait",
+    "check_wait_lease",
+    "current_entry",
+    "current_run",
+    "frontier",
+    "held_frontier",
+    "launch_frontier",
+]
 
 current_entry: Final[ContextVar[Entry | None]] = ContextVar("spindel run", default=None)
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from spindel.ids import RunId
     from spindel.runs._finishing import Finisher
     from spindel.runs._outcome import Outcome
-    from spindel.runs._run import Run
 
 __all__ = ["Child", "Particulars", "RunOptions", "check_options"]
 
@@ -61,7 +60,7 @@ class Child(Generic[R]):
 
     fn: Callable[..., Awaitable[R]]
     args: tuple[Any, ...] = ()
-    options: RunOptions = attrs.field(factory=lambda: RunOptions())
+    options: RunOptions = attrs.field(factory=lambda: cast("RunOptions", {}))
 
     @classmethod
     def of(cls, fn: Callable[..., Awaitable[R]], *args: Any, **options: Any) -> Child[R]:

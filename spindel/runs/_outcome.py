@@ -8,10 +8,10 @@ import attrs
 import trio
 
 from spindel.errors import RunCancelledError, RunFailedError, RunWaiting, RunWaitingError
-from spindel.ids import RunId  # noqa: TC001  attrs resolves it for documentation
+from spindel.ids import RunId
 from spindel.store import ERROR_CHARACTERS_MAX, RunStatus
 
-__all__ = ["Decision", "Outcome", "decide", "error_text", "without_cancelled"]
+__all__ = ["Decision", "Outcome", "combine", "decide", "error_text"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -89,6 +89,18 @@ def decide(problem: BaseException, cancel_reason: str | None) -> Decision:
     return Decision(RunStatus.FAILED, None, error)
 
 
+def combine(problem: BaseException | None, plain: BaseException) -> BaseException:
+    """Join the errors of body and plain tasks as a nursery would; a single one that isn't `Cancelled` stays itself."""
+    parts = _parts(plain)
+    if problem is not None:
+        parts.insert(0, problem)
+    rest = without_cancelled(BaseExceptionGroup("the work of a run failed", parts))
+    if rest is None:
+        return parts[0]
+    several = _parts(rest)
+    return several[0] if len(several) == 1 else rest
+
+
 def without_cancelled(problem: BaseException) -> BaseException | None:
     """Take the `Cancelled` leaves out of a group; None if nothing else is in it."""
     if isinstance(problem, trio.Cancelled):
@@ -121,5 +133,10 @@ def _one_line(error: BaseException) -> str:
 def _leaves(error: BaseException) -> list[BaseException]:
     if not isinstance(error, BaseExceptionGroup):
         return [error]
-    group = cast("BaseExceptionGroup[BaseException]", error)
-    return [leaf for part in group.exceptions for leaf in _leaves(part)]
+    return [leaf for part in _parts(cast("BaseException", error)) for leaf in _leaves(part)]
+
+
+def _parts(error: BaseException) -> list[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return list(cast("BaseExceptionGroup[BaseException]", error).exceptions)

@@ -66,11 +66,11 @@ async def list_room(
     """Read a page of Runs of a room.
 
     Raises:
-        InvalidRecordError: the limit is not 1 to 100, or the status is none that is stored.
+        InvalidRecordError: the limit is not 1 to 100, or the status is `cancelling`, which is never stored.
     """
     check_limit(limit)
-    if status is not None and (not isinstance(status, RunStatus) or status is RunStatus.CANCELLING):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidRecordError("status", f"{status!r} is no stored status")
+    if status is RunStatus.CANCELLING:
+        raise InvalidRecordError("status", f"{status.value!r} is never stored; such a Run is still running")
     return await store.list_runs(
         RunQuery(room=room, status=status, parent=parent, under=under, before=before, limit=limit)
     )
@@ -107,5 +107,3 @@ async def opened_store(store: Store | str | os.PathLike[str], *, read_only: bool
             yield opened
     else:
         yield store
-
-

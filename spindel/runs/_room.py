@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple, cast, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple, final
 
 import attrs
 import trio
@@ -34,7 +34,7 @@ from spindel.errors import (
     WriteRefusedError,
     WriteUncertainError,
 )
-from spindel.ids import IdSource, LaunchId, LeaseId, RunId
+from spindel.ids import IdSource, LaunchId, LeaseId, Revision, RunId
 from spindel.observe import Emitter, RoomFenced, RoomHeld, RoomSealed, RunHeld, RunRecovered
 from spindel.runs._admission import admit, leave, reserve
 from spindel.runs._cancelling import request_cancel
@@ -342,7 +342,8 @@ class Room:
     ) -> Hold:
         """Name something as held until an operator resolves it."""
         code = error.code if isinstance(error, WriteRefusedError) else type(error).__qualname__
-        hold = Hold(entry, phase, code, self.now_micros(), error, resolve, launch_id)
+        revision = Revision(self._ids.next_uuid())
+        hold = Hold(entry, phase, code, self.now_micros(), error, resolve, launch_id, revision)
         self._holds.append(hold)
         self.events.emit(RunHeld, entry.run_id, phase, code)
         _log.error(
@@ -350,6 +351,18 @@ class Room:
             entry.run_id, phase, code, extra={"run_id": str(entry.run_id), "phase": phase, "code": code},
         )  # fmt: skip
         return hold
+
+    def holds_of(self, entry: Entry) -> tuple[Hold, ...]:
+        """Give what is held for a Run."""
+        return tuple(hold for hold in self._holds if hold.entry is entry) if self._holds else ()
+
+    def find_entry(self, run_id: RunId) -> Entry | None:
+        """Give the registry entry, live or not: an ended Run's lease may still be held for its publication."""
+        entry = self.entries.get(run_id.int)
+        if entry is not None:
+            return entry
+        # An entry leaves the registry with its execution lease; what is held for it afterwards still refers to it.
+        return next((hold.entry for hold in self._holds if hold.entry.run_id == run_id), None)
 
     def resolve(self, hold: Hold, action: str) -> None:
         """End a hold with `retry`, `acknowledge` or `abandon`."""
@@ -503,12 +516,15 @@ async def _open_durable(
     threads_max: int,
 ) -> AsyncGenerator[Room]:
     incarnation = ids.next_uuid()
-    async with opened_store(MemoryStore() if store is None else store) as opened:
-        async with opened.claim_room(RoomClaim(name, incarnation, clock.now_micros())) as epoch:
-            room = Room(name, opened, epoch, incarnation, ids, clock, report_seconds)
-            await _adopt_orphans(room)
-            async with _open_block(room, threads_max):
-                yield room
+    claim = RoomClaim(name, incarnation, clock.now_micros())
+    async with (
+        opened_store(MemoryStore() if store is None else store) as opened,
+        opened.claim_room(claim) as epoch,
+    ):
+        room = Room(name, opened, epoch, incarnation, ids, clock, report_seconds)
+        await _adopt_orphans(room)
+        async with _open_block(room, threads_max):
+            yield room
 
 
 async def _adopt_orphans(room: Room) -> None:
@@ -521,7 +537,7 @@ async def _adopt_orphans(room: Room) -> None:
             room=room.name, epoch=room.epoch, incarnation=room.incarnation, at=room.now_micros(), limit=_ORPHANS_A_WRITE
         )
         try:
-            adopted = await room.store.write(mutation)
+            adopted: int = await room.store.write(mutation)
         except (WriteUncertainError, WriteRefusedError) as error:
             # Adopting is a set operation on whatever is still running, so it is its own repeat.
             attempts += 1
@@ -529,7 +545,7 @@ async def _adopt_orphans(room: Room) -> None:
                 raise
             await sleep_shielded(next(delays))
             continue
-        if cast("int", adopted) < _ORPHANS_A_WRITE:
+        if adopted < _ORPHANS_A_WRITE:
             return
 
 
@@ -576,5 +592,3 @@ def _snapshot(entry: Entry) -> RunSnapshot:
 def _facts(hold: Hold) -> HeldObligation:
     lease = None if hold.launch_id is not None else hold.entry.lease_id
     return HeldObligation(hold.entry.run_id, lease, hold.launch_id, hold.phase, hold.code, hold.since)
-
-

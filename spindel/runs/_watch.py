@@ -72,5 +72,3 @@ class RoomWatch:
                 raise WatchLaggedError(self._room, self._subscription.buffer_max)
             raise StopAsyncIteration
         return event
-
-
