@@ -5,7 +5,9 @@ The task never raises into its parent's nursery: whatever the work did becomes t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
 
 from spindel.runs._cancelling import request_cancel
 from spindel.runs._finishing import finish, set_verdict
@@ -21,17 +23,17 @@ __all__ = ["run_to_end"]
 _COMPLETED: Final = Decision(RunStatus.COMPLETED, None, None)
 
 
+@trio.lowlevel.enable_ki_protection
 async def run_to_end(entry: Entry) -> None:
     """The task of an admitted Run."""
     current_entry.set(entry)
     problem: BaseException | None = None
     assert entry.scope is not None
-    assert entry.fn is not None
     with entry.scope:
         # Caught inside the scope, so that the decision falls in the same turn as the end of the body.
         try:
-            entry.value = await entry.fn(entry.handle(), *entry.args)
-        except BaseException as error:  # noqa: BLE001  the Run's outcome; an interrupt leaves through the room
+            entry.value = await _work(entry)
+        except BaseException as error:  # noqa: ASYNC103, BLE001  the Run's outcome; an interrupt leaves through the room
             problem = error
     entry.fn = None
     entry.args = ()
@@ -43,6 +45,13 @@ async def run_to_end(entry: Entry) -> None:
     # The traceback of a stored problem holds this frame; without this line that would be a cycle.
     problem = None
     await finish(entry)
+
+
+@trio.lowlevel.disable_ki_protection
+async def _work(entry: Entry) -> Any:
+    """The body: the one place in a Run's task where Ctrl-C may strike."""
+    assert entry.fn is not None
+    return await entry.fn(entry.handle(), *entry.args)
 
 
 def _work_over(entry: Entry, problem: BaseException | None) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import trio
@@ -55,7 +55,7 @@ _open: Final[trio.lowlevel.RunVar[list[_Frontier]]] = trio.lowlevel.RunVar("spin
 _launched_under: Final[ContextVar[_Frontier | None]] = ContextVar("spindel launch frontier", default=None)
 
 
-def current_run() -> Run[object] | None:
+def current_run() -> Run[Any] | None:
     """Give the Run whose body, plain task, callback or launch this code is, or None outside every Run."""
     entry = current_entry.get()
     return None if entry is None else entry.handle()

@@ -84,8 +84,12 @@ class FamilyHost:
 
     async def join(self) -> None:
         """End the host, whose children have all returned. Not cancellable."""
+        if not self.over:
+            # Opened after the work was over, for a child that was reserved before: there are no plain tasks.
+            await self.join_tasks(cancel=False)
         await park(self._leave)
 
+    @trio.lowlevel.enable_ki_protection
     async def run(self) -> None:
         """The host's task."""
         async with trio.open_nursery() as self.children:
@@ -95,7 +99,7 @@ class FamilyHost:
                         self.tasks.cancel_scope.cancel()
                     self._open()
                     await self._park_until_work_over()
-            except BaseException as problem:  # noqa: BLE001  plain tasks' errors are the Run's, decided in its own task
+            except BaseException as problem:  # noqa: ASYNC103, BLE001  plain tasks' errors are the Run's, decided in its own task
                 self._problem = problem
             self.over = True
             await park(self._hand_over)
@@ -149,6 +153,5 @@ def host_of(entry: Entry) -> FamilyHost:
     if host is None:
         assert entry.home is not None, "a live Run has a home nursery"
         host = entry.host = FamilyHost(entry)
-        # A context without this task's bindings: the host outlives whoever asked first.
         entry.home.start_soon(host.run, name=f"family of run {entry.run_id}")
     return host

@@ -259,6 +259,7 @@ class WorkerPool:
         launch.state = LaunchState.FAILED
         launch.tell()
 
+    @trio.lowlevel.enable_ki_protection
     async def _run_ticket(self, launch: Launch) -> None:
         assert launch.ticket is not None, "a ticket is registered before it is submitted"
         if not launch.ticket.claim():
@@ -267,7 +268,7 @@ class WorkerPool:
         launch.state = LaunchState.RUNNING
         try:
             launch.result = await launch.fn()
-        except BaseException as error:  # noqa: BLE001  delivered to the caller, or to the room if nobody else may have it
+        except BaseException as error:  # noqa: ASYNC103, BLE001  delivered to the caller, or to the room if nobody else may have it
             launch.error = error
             launch.state = LaunchState.FAILED
             if not isinstance(error, Exception):

@@ -14,6 +14,9 @@
 The block's tasks, from outside in: a *watcher*, which is parked, refuses every abort and turns a cancelled scope around
 the room into a cancel request to every Run; a *supervisor*, which keeps two shielded nurseries open, the pool's and,
 in it, that of the root Runs. The body runs in the caller's own task, unshielded, beside them.
+
+Ctrl-C: everything here and in the tasks of Runs, except the bodies, is protected from a `KeyboardInterrupt` in the
+middle, which would tear a lifecycle apart. It reaches a body, or the block where it waits, and nothing between.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ from spindel.runs._reader import list_room, opened_store
 from spindel.runs._run import Run
 from spindel.runs._states import ROOM_NEXT, RoomState
 from spindel.runs._watch import RoomSnapshot, RoomWatch, RunSnapshot
-from spindel.store import AdoptOrphans, MemoryStore, RoomClaim, check_reason, check_room_name
+from spindel.store import AdoptOrphans, Confirmation, MemoryStore, RoomClaim, check_reason, check_room_name
 
 if TYPE_CHECKING:
     import os
@@ -138,6 +141,7 @@ class Room:
 
     # -- everyday ---------------------------------------------------------------------------------------------------
 
+    @trio.lowlevel.enable_ki_protection
     async def start(
         self, fn: Callable[[Run[T], *Ts], Awaitable[T]], *args: *Ts, **options: Unpack[RunOptions]
     ) -> Run[T]:
@@ -305,6 +309,7 @@ class Room:
         """Make the handle of an entry."""
         return Run(entry)
 
+    @trio.lowlevel.enable_ki_protection
     def fence(self, reason: str) -> None:
         """Shut the gate and ask everything admitted or reserved to stop, in one turn. Again: only ask."""
         if self.state in (RoomState.OPEN, RoomState.SEALED):
@@ -380,6 +385,7 @@ class Room:
 
     # -- the block --------------------------------------------------------------------------------------------------
 
+    @trio.lowlevel.enable_ki_protection
     async def supervise(self, ready: trio.Event, threads_max: int) -> None:
         """Keep the room's nurseries open until everything has returned."""
         with trio.CancelScope(shield=True):
@@ -389,6 +395,7 @@ class Room:
                 ready.set()
                 await self._idle.wait()
 
+    @trio.lowlevel.enable_ki_protection
     async def watch_scope(self, register: Callable[[Callable[[], None]], None]) -> None:
         """Turn a cancelled scope around the room into a cancel request to every Run."""
         task = trio.lowlevel.current_task()
@@ -413,6 +420,7 @@ class Room:
             self.events.emit(RoomSealed)
             self.family.seal()
 
+    @trio.lowlevel.enable_ki_protection
     async def drain(self) -> BaseException | None:
         """Wait, shielded, until every Run has returned; name holds while they keep the block.
 
@@ -424,7 +432,7 @@ class Room:
             try:
                 with trio.CancelScope(shield=True), trio.move_on_after(self._report_seconds):
                     await self._idle.wait()
-            except BaseException as error:  # noqa: BLE001  raised again by the block, after the last return
+            except BaseException as error:  # noqa: ASYNC103, BLE001  raised again by the block, after the last return
                 problem = problem or error
                 self.fence("room-closing")
             for hold in () if self._idle.is_set() else self._holds:
@@ -507,6 +515,7 @@ def open_room(
 
 
 @asynccontextmanager
+@trio.lowlevel.enable_ki_protection
 async def _open_durable(
     store: Store | str | os.PathLike[str] | None,
     name: str,
@@ -516,7 +525,7 @@ async def _open_durable(
     threads_max: int,
 ) -> AsyncGenerator[Room]:
     incarnation = ids.next_uuid()
-    claim = RoomClaim(name, incarnation, clock.now_micros())
+    claim = RoomClaim(name, incarnation, clock.now_micros(), clock)
     async with (
         opened_store(MemoryStore() if store is None else store) as opened,
         opened.claim_room(claim) as epoch,
@@ -545,11 +554,20 @@ async def _adopt_orphans(room: Room) -> None:
                 raise
             await sleep_shielded(next(delays))
             continue
-        if adopted < _ORPHANS_A_WRITE:
+        # A full batch may have been the last one; looking costs less than another write.
+        if adopted < _ORPHANS_A_WRITE or await _is_adopted(room.store, mutation):
             return
 
 
+async def _is_adopted(store: Store, mutation: AdoptOrphans) -> bool:
+    try:
+        return await store.confirm(mutation) is Confirmation.PRESENT
+    except WriteUncertainError:
+        return False
+
+
 @asynccontextmanager
+@trio.lowlevel.enable_ki_protection
 async def _open_block(room: Room, threads_max: int) -> AsyncGenerator[Room]:
     problem: BaseException | None = None
     released: list[Callable[[], None]] = []
@@ -564,7 +582,7 @@ async def _open_block(room: Room, threads_max: int) -> AsyncGenerator[Room]:
         room.enter_block(outer.cancel_scope)
         try:
             yield room
-        except BaseException as error:  # noqa: BLE001  raised again below, as it is, after the last return
+        except BaseException as error:  # noqa: ASYNC103, BLE001  raised again below, as it is, after the last return
             problem = error
         room.body_ended(problem)
         met = await room.drain()

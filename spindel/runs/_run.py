@@ -463,7 +463,7 @@ async def _store_cause(consumer: Entry, cause: RunId) -> None:
         raise
     except WriteUncertainError as error:
         try:
-            confirmation = await room.store.confirm(mutation)
+            confirmation = await room.store.confirm(mutation)  # noqa: ASYNC120  a confirmation is shielded
         except WriteUncertainError:
             confirmation = Confirmation.ABSENT
         if confirmation is not Confirmation.PRESENT:

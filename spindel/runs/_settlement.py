@@ -166,9 +166,11 @@ async def observe_settlement(room: Room | RoomReader, run_id: RunId) -> Settleme
     """
     while True:
         before = _live(room, run_id)
-        row = None if room.store is None else await room.store.load_run(room.name, run_id)
+        row = None
         if room.store is None:
             await trio.lowlevel.checkpoint()
+        else:
+            row = await room.store.load_run(room.name, run_id)
         if _live(room, run_id) == before:
             return _report(room.name, room.store, run_id, row, before)
 

@@ -216,7 +216,7 @@ class FaultyStore:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None, /
     ) -> None:
         """Close the wrapped store."""
-        await self.store.__aexit__(exc_type, exc, tb)
+        await self.store.__aexit__(exc_type, exc, tb)  # noqa: ASYNC102  the wrapped one decides
 
     def claim_room(self, claim: RoomClaim) -> AbstractAsyncContextManager[int]:
         """Own a room of the wrapped store."""
@@ -336,7 +336,7 @@ class _NotedClaim:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None, /
     ) -> bool | None:
-        return await self._claim.__aexit__(exc_type, exc, tb)
+        return await self._claim.__aexit__(exc_type, exc, tb)  # noqa: ASYNC102  the wrapped one decides
 
 
 def _is_of(mutation: Mutation[Any], of: Kinds) -> bool:
