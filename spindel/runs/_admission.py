@@ -53,6 +53,7 @@ _SCHEDULE_EVERY: Final = 32
 _ADMITTING_CHILDREN: Final = frozenset({RoomState.OPEN, RoomState.SEALED})
 
 
+@trio.lowlevel.enable_ki_protection
 def reserve(room: Room, parent: Entry | None, run_id: RunId | None) -> Entry:
     """Register an admission in its family, in one turn, before any effect.
 
@@ -85,6 +86,7 @@ def reserve(room: Room, parent: Entry | None, run_id: RunId | None) -> Entry:
     return entry
 
 
+@trio.lowlevel.enable_ki_protection
 def leave(entry: Entry) -> None:
     """Note that the callback which reserved has exited; an admission that never was goes now."""
     entry.callback_exited = True
@@ -94,6 +96,7 @@ def leave(entry: Entry) -> None:
         entry.release_if_over()
 
 
+@trio.lowlevel.enable_ki_protection
 async def admit(
     entry: Entry, fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...], options: RunOptions
 ) -> Run[Any]:
@@ -132,6 +135,7 @@ async def admit(
     return _start(entry, home, fn, args, particulars)
 
 
+@trio.lowlevel.enable_ki_protection
 async def admit_each(parent: Entry, children: Sequence[Child[Any]]) -> list[Run[Any] | AdmissionError]:
     """Reserve and admit several children in their order, with one wait for all their rows.
 

@@ -10,6 +10,8 @@ import logging
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Final
 
+import trio
+
 from spindel.observe import RunCancelRequested
 from spindel.runs._frontier import current_entry
 
@@ -23,6 +25,7 @@ __all__ = ["add_callback", "request_cancel"]
 _log: Final = logging.getLogger("spindel.runs")
 
 
+@trio.lowlevel.enable_ki_protection
 def request_cancel(tops: Iterable[Entry], reason: str) -> None:
     """Ask these Runs, and all live or reserved descendants, to stop.
 

@@ -134,6 +134,7 @@ class Run(Generic[T]):
             raise FamilySealedError(entry.run_id)
         host_of(entry).start_task(fn, args, name)
 
+    @trio.lowlevel.enable_ki_protection
     async def start_child(
         self, fn: Callable[[Run[R], *Ts], Awaitable[R]], *args: *Ts, **options: Unpack[RunOptions]
     ) -> Run[R]:
