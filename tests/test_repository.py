@@ -19,24 +19,6 @@ def test_a_changelog_fragment_has_a_name_that_is_compiled_and_a_text(path: Path)
     assert path.read_text().strip()
 
 
-def test_the_top_level_holds_what_the_house_rules_name() -> None:
-    names = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
-    built = {"build", "dist", "runs.db", "out.txt"}
-
-    assert names - built <= {
-        "CHANGELOG.md",
-        "LICENSE",
-        "README.md",
-        "benchmarks",
-        "changelog.d",
-        "docs",
-        "pyproject.toml",
-        "spindel",
-        "tests",
-        "typings",
-    }
-
-
 def test_test_folders_mirror_the_package_or_stand_for_a_need() -> None:
     folders = {path.parent.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").glob("*/**/*.py")}
     packages = {path.parent.name for path in (ROOT / "spindel").glob("*/__init__.py")}
