@@ -59,11 +59,13 @@ def find_process(pid: int) -> ProcessIdentity | None:
 
 
 def process_lives(identity: ProcessIdentity) -> bool | None:
-    """Tell whether a recorded process still lives, or None if this machine can't know."""
+    """Tell whether a recorded process still lives, or None if this machine can't know.
+
+    A process of another boot may be one of this machine before it was started again, or one of another machine, which
+    may well live.
+    """
     here = current_process()
-    if here.boot is None or identity.boot is None or identity.started is None:
-        return None
-    if identity.boot != here.boot:
+    if here.boot is None or identity.started is None or identity.boot != here.boot:
         return None
     return find_process(identity.pid) == identity
 

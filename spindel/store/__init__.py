@@ -1,5 +1,6 @@
 """Durable facts: the contract of every store, the records, the mutations, and the stores."""
 
+from spindel.store._check import CheckReport, Finding
 from spindel.store._contract import Confirmation, RoomClaim, Store, StorePart
 from spindel.store._memory import MemoryStore
 from spindel.store._mutations import (
@@ -38,8 +39,10 @@ __all__ = [
     "AdmitRun",
     "AdoptOrphans",
     "AppendWitnesses",
+    "CheckReport",
     "Confirmation",
     "FenceAdmission",
+    "Finding",
     "FinishRun",
     "MemoryStore",
     "Mutation",

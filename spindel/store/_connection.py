@@ -60,6 +60,8 @@ def schema_errors(path: str) -> Generator[None]:
     """Turn errors of SQLite and the system within the block into a `SchemaError` about this file."""
     try:
         yield
+    except apsw.InterruptError:  # somebody stopped it on purpose
+        raise
     except apsw.CantOpenError as problem:
         raise SchemaError(path, _describe_unopened(path)) from problem
     except apsw.Error as problem:

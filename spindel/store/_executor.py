@@ -124,10 +124,11 @@ def refuse_abort(_raise_cancel: object) -> trio.lowlevel.Abort:
     return trio.lowlevel.Abort.FAILED
 
 
-async def run_in_lane(lane: Lane, fn: Callable[..., T], *args: Any) -> T:
+async def run_in_lane(lane: Lane, fn: Callable[..., T], *args: Any, stop: Callable[[], object] | None = None) -> T:
     """Run `fn(*args)` in a lane and wait for it.
 
-    Cancellation: none; keep `fn` short, or check before.
+    Cancellation: it goes on waiting. `stop`, if there is one, is called once and may make `fn` end sooner; else keep
+    `fn` short, or check before.
     """
     task = trio.lowlevel.current_task()
     foreign = foreign_work()
@@ -136,9 +137,14 @@ async def run_in_lane(lane: Lane, fn: Callable[..., T], *args: Any) -> T:
         foreign.end()
         trio.lowlevel.reschedule(task, result)
 
+    def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+        if stop is not None:
+            stop()
+        return trio.lowlevel.Abort.FAILED
+
     foreign.begin()
     # Not submitted from here: an inline lane would resume this task before it is parked.
     token = trio.lowlevel.current_trio_token()
     token.run_sync_soon(lane.submit, partial(outcome.capture, fn, *args), deliver)
-    result: T = await trio.lowlevel.wait_task_rescheduled(refuse_abort)
+    result: T = await trio.lowlevel.wait_task_rescheduled(abort)
     return result

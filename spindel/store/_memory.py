@@ -19,7 +19,7 @@ from bisect import bisect_left
 from contextlib import asynccontextmanager
 from copy import copy
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, cast
 
 import attrs
@@ -96,6 +96,7 @@ class _Room:
     incarnation: UUID
     epoch: int
     opened_at: int
+    latest_start: int = 0
     owned: bool = True
     closed_at: int | None = None
     live: dict[int, _Row] = attrs.Factory(dict[int, _Row])
@@ -171,7 +172,7 @@ class MemoryStore:
         try:
             yield epoch
         finally:
-            # Rows may be dated after the claim, and a clock may have stepped back since.
+            # A clock may have stepped back since the claim.
             now = claim.at if claim.wall_clock is None else claim.wall_clock.now_micros()
             room.closed_at = max(now, room.opened_at)
             room.owned = False
@@ -186,7 +187,7 @@ class MemoryStore:
             raise RoomInUseError(name, _this_process())
         room.incarnation = claim.incarnation
         room.epoch += 1
-        room.opened_at = max(claim.at, room.opened_at, room.closed_at or 0)
+        room.opened_at = max(claim.at, room.opened_at, room.closed_at or 0, room.latest_start)
         room.closed_at = None
         room.owned = True
         room.orphans.update(room.live)
@@ -293,6 +294,7 @@ class MemoryStore:
             raise WriteRefusedError("run-exists", detail=f"run {admission.id} is running with other content")
         self._insert_allowed(room, admission)
         self._rows[key] = room.rows[key] = room.live[key] = _Row(admission)
+        room.latest_start = max(room.latest_start, admission.started_at)
 
     def _insert_allowed(self, room: _Room, admission: AdmitRun) -> None:
         if admission.incarnation is not room.incarnation and admission.incarnation != room.incarnation:
@@ -308,6 +310,7 @@ class MemoryStore:
         if row is None:
             self._insert_allowed(room, admission)
             self._rows[key] = room.rows[key] = _Row(admission, _end_of_fence(fence))
+            room.latest_start = max(room.latest_start, admission.started_at)
         elif row.end is not None:
             if not _is_fence(row, fence):
                 raise WriteRefusedError("terminal-fence", detail=f"run {admission.id} ended as {row.end.status}")
@@ -520,7 +523,12 @@ class MemoryStore:
 
     def _confirm_adoption(self, mutation: AdoptOrphans) -> Confirmation:
         room = self._rooms.get(mutation.room)
-        return Confirmation.ABSENT if room is None or room.orphans else Confirmation.PRESENT
+        if room is None:
+            return Confirmation.PRESENT
+        # An older owner is asked about its own point of view: later incarnations' rows are other ones, too.
+        running = chain(room.orphans.values(), room.live.values())
+        left = any(row.admission.incarnation != mutation.incarnation for row in running)
+        return Confirmation.ABSENT if left else Confirmation.PRESENT
 
     def _confirm_together(self, mutation: Together) -> Confirmation:
         found = {self._confirm(inner) for inner in mutation.mutations}

@@ -25,7 +25,7 @@ from spindel.process import ProcessIdentity, current_process, host_name, process
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["RoomLock", "describe_owner", "lock_path", "owner_lives"]
+__all__ = ["RoomLock", "describe_owner", "lock_path", "owner_known_dead", "owner_lives"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -56,12 +56,31 @@ def owner_lives(text: str) -> bool:
     return process_lives(owner) is True
 
 
+def owner_known_dead(text: str) -> bool:
+    """Tell whether a recorded owner is a process that is known to have ended, this machine's own restart included."""
+    owner = _read_owner(text)
+    if owner is None:
+        return False
+    lives = process_lives(owner)
+    if lives is None and owner.boot is not None:
+        here = current_process()
+        return _read(text).get("host") == host_name() and here.boot not in {None, owner.boot}
+    return lives is False
+
+
 def _read_owner(text: str) -> ProcessIdentity | None:
-    try:
-        value: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
-        return ProcessIdentity(int(value["pid"]), value.get("started"), value.get("boot"))
-    except (msgspec.MsgspecError, KeyError, TypeError, ValueError):
+    owner = _read(text)
+    pid, started, boot = owner.get("pid"), owner.get("started"), owner.get("boot")
+    if not isinstance(pid, int):
         return None
+    return ProcessIdentity(pid, started if isinstance(started, int) else None, boot if isinstance(boot, str) else None)
+
+
+def _read(text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return {}
 
 
 def lock_path(path: str, room: str) -> Path:

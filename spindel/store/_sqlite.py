@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, cast
 
+import apsw
 import trio
 
 from spindel.clock import SystemClock
 from spindel.errors import RoomInUseError, SchemaError, WriteRefusedError, WriteUncertainError
+from spindel.store._check import check_file
 from spindel.store._connection import open_for_reading, open_for_writing, schema_errors
 from spindel.store._executor import choose_executor, run_in_lane
 from spindel.store._migrations import collect_migrations, open_store_file, recognise
@@ -25,10 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
     from types import TracebackType
 
-    import apsw
-
     from spindel.clock import WallClock
     from spindel.ids import RunId
+    from spindel.store._check import CheckReport
     from spindel.store._contract import Confirmation, RoomClaim, StorePart
     from spindel.store._executor import Executor, Lane
     from spindel.store._mutations import Mutation
@@ -229,6 +231,42 @@ class SqliteStore:
     async def list_rooms(self) -> tuple[RoomRecord, ...]:
         """Read all rooms, by name."""
         return await self._read(RunReader.list_rooms)
+
+    async def check(self, progress: Callable[[int, int], object] | None = None) -> CheckReport:
+        """Verify every stored invariant, reading only; other processes may use the file meanwhile.
+
+        It has a connection and a thread of its own, so other reads don't wait for it. While it goes on, the journal
+        keeps what is written.
+
+        Args:
+            progress: called in the loop with how many Runs were read, of how many.
+
+        Cancellation: it ends the check within moments.
+
+        Raises:
+            SchemaError: the file can't be read at all.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        token = trio.lowlevel.current_trio_token()
+        stop = threading.Event()
+        lane = self._executor.open_lane("store check")
+
+        def report(done: int, total: int) -> None:
+            if progress is not None:
+                token.run_sync_soon(progress, done, total)
+
+        try:
+            return await run_in_lane(lane, self._check, stop.is_set, report, stop=stop.set)
+        except apsw.InterruptError:
+            # Only a cancellation sets it, and that is still to be delivered.
+            await trio.lowlevel.checkpoint()  # noqa: ASYNC120  being cancelled is what happened
+            raise
+        finally:
+            lane.close()
+
+    def _check(self, stopped: Callable[[], bool], progress: Callable[[int, int], object]) -> CheckReport:
+        with schema_errors(self._path):
+            return check_file(self._path, self._vfs, self._migrations, stopped=stopped, progress=progress)
 
     # -- opening and closing -----------------------------------------------------------------------------------------
 
