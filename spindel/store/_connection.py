@@ -40,7 +40,6 @@ _PROBLEMS: Final[dict[type[apsw.Error], str]] = {
     apsw.NotADBError: "it is not a SQLite database; name another file",
     apsw.CorruptError: "the database is damaged; restore it from a copy (`sqlite3 FILE .recover` may save some of it)",
     apsw.FullError: "the disk is full; free some space and open it again",
-    apsw.ReadOnlyError: "it can't be written to by this user; change its permissions or name another file",
     apsw.BusyError: "another process kept it locked for 30 seconds; end that one, or open it again",
     apsw.PermissionsError: "this user may not open it; change its permissions or name another file",
     apsw.IOError: "the disk reported an error",
@@ -62,7 +61,7 @@ def schema_errors(path: str) -> Generator[None]:
         yield
     except apsw.InterruptError:  # somebody stopped it on purpose
         raise
-    except apsw.CantOpenError as problem:
+    except (apsw.CantOpenError, apsw.ReadOnlyError) as problem:
         raise SchemaError(path, _describe_unopened(path)) from problem
     except apsw.Error as problem:
         raise SchemaError(path, describe_problem(problem)) from problem
@@ -71,19 +70,21 @@ def schema_errors(path: str) -> Generator[None]:
 
 
 def _describe_unopened(path: str) -> str:
-    """SQLite has one code for all that keeps a file from being opened; the system knows more."""
-    folder = Path(path).parent
-    if not folder.is_dir():
-        return f"the folder {folder} does not exist; create it first"
-    if Path(path).is_dir():
-        return "it is a folder; name a file"
-    if not Path(path).exists():
-        return f"it can't be created: this user may not write to the folder {folder}"
-    if not os.access(path, os.R_OK):
-        return "this user may not read it; change its permissions or name another file"
-    if not os.access(folder, os.W_OK):
-        return f"this user may not write to the folder {folder}, where the database keeps its journal"
-    return "the system refused to open it"
+    """SQLite has one code for most that keeps a file from being opened or written; the system knows more."""
+    file = Path(path)
+    folder = file.parent
+    reasons = (
+        (not folder.is_dir(), f"the folder {folder} does not exist; create it first"),
+        (file.is_dir(), "it is a folder; name a file"),
+        (not file.exists(), f"it can't be created: this user may not write to the folder {folder}"),
+        (not os.access(file, os.R_OK), "this user may not read it; change its permissions or name another file"),
+        (not os.access(file, os.W_OK), "this user may not write to it; change its permissions or name another file"),
+        (
+            not os.access(folder, os.W_OK),
+            f"this user may not write to the folder {folder}, where the database keeps its journal",
+        ),
+    )
+    return next((text for holds, text in reasons if holds), "the system refused to open it")
 
 
 def open_for_reading(path: str, vfs: str | None = None) -> apsw.Connection:

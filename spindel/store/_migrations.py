@@ -13,8 +13,8 @@ Scripts of a part that isn't loaded are not looked at: a layer above owns its ta
 from __future__ import annotations
 
 import hashlib
+import shutil
 import threading
-from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -43,6 +43,9 @@ __all__ = [
 ]
 
 _DIALECT: Final = "sqlite"
+_NEW_FILE_BYTES: Final = 256 * 1024
+"""Room for the tables, the journal that makes them, and the journal's index."""
+
 _JOURNAL_ATTEMPTS: Final = 600
 _JOURNAL_PAUSE_SECONDS: Final = 0.05
 
@@ -124,9 +127,13 @@ def open_store_file(path: str, vfs: str | None, known: Sequence[Migration], cloc
         apsw.Error: it can't be opened, read or written.
     """
     file = Path(path)
-    new = not file.exists()
     applied: dict[tuple[str, int], str] = {}
-    if not new and file.stat().st_size:
+    if not file.exists():
+        # Looked at before, since nothing may be taken back after: another process may have opened the empty file by
+        # then, and would write into one that has no name any more.
+        if file.parent.is_dir() and shutil.disk_usage(file.parent).free < _NEW_FILE_BYTES:
+            raise apsw.FullError("there is no room for a new file")
+    elif file.stat().st_size:
         probe = open_for_reading(path, vfs)
         try:
             applied = recognise(probe, path, known)
@@ -138,8 +145,6 @@ def open_store_file(path: str, vfs: str | None, known: Sequence[Migration], cloc
         if len(applied) < len(known):
             migrate(connection, path, known, clock)
     except BaseException:
-        if new:
-            _forget_empty_file(connection, file)
         connection.close(True)
         raise
     return connection
@@ -163,21 +168,6 @@ def _use_journal(connection: apsw.Connection, path: str) -> None:
         raise apsw.BusyError("the journal mode could not be set")
     if mode != "wal":
         raise SchemaError(path, "its file system can't keep a journal that processes share; put it on a local disk")
-
-
-def _forget_empty_file(connection: apsw.Connection, file: Path) -> None:
-    """Remove the file that this failed opening made, as long as nothing is in it.
-
-    Under SQLite's exclusive lock nobody else can be about to write; whoever had it open without a lock is told by
-    SQLite at the next write that the file was moved away.
-    """
-    with suppress(apsw.Error, OSError):
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        connection.execute("BEGIN EXCLUSIVE")
-        if file.stat().st_size == 0:
-            file.unlink()
-        connection.execute("ROLLBACK")
 
 
 def migrate(connection: apsw.Connection, path: str, known: Sequence[Migration], clock: WallClock) -> None:
