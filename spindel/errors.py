@@ -415,10 +415,14 @@ class AdmissionUncertainError(UnknownOutcomeError, AdmissionError):
         run_id: the Run.
         lease_id: the admission lease that is held, or None for a root Run.
         fenced: True if a terminal fence was acknowledged, so nothing is owed any more.
+        disposal: what became of its prepared things, if they were disposed after the fence.
     """
 
-    def __init__(self, run_id: RunId, lease_id: LeaseId | None = None, *, fenced: bool = False) -> None:
+    def __init__(
+        self, run_id: RunId, lease_id: LeaseId | None = None, *, fenced: bool = False, disposal: str | None = None
+    ) -> None:
         self.run_id = run_id
+        self.disposal = disposal
         self.lease_id = lease_id
         self.fenced = fenced
         state = "it was fenced as failed/admission-failed" if fenced else "it is held until it is fenced"
@@ -555,6 +559,8 @@ class ConstructionOwnerUnavailableError(OperatorError):
     Attributes:
         lease_id: the lease.
     """
+
+    code = "construction-owner-unavailable"
 
     def __init__(self, lease_id: LeaseId) -> None:
         self.lease_id = lease_id

@@ -1,8 +1,9 @@
 """Admission: reserve, write the first row, start. It may fail at every step, and nothing is lost or started twice.
 
-    reserve ──> starting ──> admitted ──> ...
-       │            │
-       │            └─ uncertain row: confirmed once; else held, and from then on only ever fenced
+    reserve ──> prepare ──> starting ──> admitted ──> ...
+       │           │            │
+       │           │            └─ uncertain row: confirmed once; else held, and from then on only ever fenced
+       │           └─ failed: fenced, disposed, projected at once; what fails of that is held
        └─ refused, cancelled or unused: no trace
 
 A reservation registers the child's id before the first await, so a closing room and a sealing parent see either
@@ -11,19 +12,22 @@ nothing or an obligation that somebody owns. After the acknowledged row everythi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+import msgspec
 import trio
 
 from spindel.errors import (
     AdmissionError,
     AdmissionRefusedError,
-    AdmissionTokenError,
     AdmissionUncertainError,
     DuplicateRunError,
     FamilyCancelledError,
     FamilySealedError,
+    InvalidRecordError,
+    NotConstructedError,
     ParentNotLiveError,
+    PreparationError,
     RoomAdmissionClosedError,
     RoomOwnershipLostError,
     WriteRefusedError,
@@ -34,19 +38,22 @@ from spindel.runs._entry import Entry, FamilyState
 from spindel.runs._execution import run_to_end
 from spindel.runs._hosting import host_of
 from spindel.runs._options import PLAIN, check_options, check_run_id
+from spindel.runs._outcome import error_text, without_cancelled
+from spindel.runs._preparation import Acquisition, Custody
 from spindel.runs._states import LeasePhase, Publication, RoomState
-from spindel.store import AdmitRun, Confirmation, FenceAdmission
+from spindel.runs._undoing import UndisposedError, hold_admission, undo_at_once
+from spindel.store import AdmitRun, Confirmation
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
-    from types import TracebackType
 
-    from spindel.ids import LeaseId, RunId
+    from spindel.ids import RunId
     from spindel.runs._options import Child, Particulars, RunOptions
+    from spindel.runs._preparation import Preparation
     from spindel.runs._room import Room
     from spindel.runs._run import Run
 
-__all__ = ["AdmissionToken", "Reservation", "admit", "admit_each", "leave", "reserve"]
+__all__ = ["admit", "admit_each", "leave", "reserve"]
 
 # A schedule point at every admission costs as much as the rest of it; none at all lets a loop starve the others.
 _SCHEDULE_EVERY: Final = 32
@@ -91,7 +98,7 @@ def leave(entry: Entry) -> None:
     """Note that the callback which reserved has exited; an admission that never was goes now."""
     entry.callback_exited = True
     if entry.phase is LeasePhase.RESERVED:
-        _drop_unadmitted(entry)
+        entry.finish_unadmitted("finished")
     else:
         entry.release_if_over()
 
@@ -115,23 +122,15 @@ async def admit(
         await trio.lowlevel.checkpoint_if_cancelled()
     else:
         await trio.lowlevel.checkpoint()
-    parent = entry.parent
-    if parent is None:
-        home = room.nursery
-    else:
-        host = host_of(parent)
-        home = host.children or await host.wait_open()
-    if room.state is RoomState.LOST:
-        raise RoomOwnershipLostError(room.name, room.epoch)
-    admission = entry.admission = _first_row(entry, particulars)
+    home = await _home_of(entry.parent, room)
+    if particulars.prepare is not None:
+        await _construct(entry, particulars, particulars.prepare)
+    row = _issue(entry, particulars)
     if room.store is not None:
-        entry.phase = LeasePhase.STARTING
         try:
-            await room.store.write_shielded(admission)
-        except WriteRefusedError as error:
-            raise _refused(entry, error) from error
-        except WriteUncertainError as error:
-            await _resolve_uncertain(entry, admission, error)
+            await room.store.write_shielded(row)
+        except Exception as error:  # noqa: BLE001  every answer of a store but success is told apart below
+            await _judge(entry, error)
     return _start(entry, home, fn, args, particulars)
 
 
@@ -141,62 +140,136 @@ async def admit_each(parent: Entry, children: Sequence[Child[Any]]) -> list[Run[
 
     Cancellation: a checkpoint before anything is reserved; then each is decided first.
     """
+    checked = [check_options(child.options) for child in children]
     await trio.lowlevel.checkpoint()
     room = parent.room
-    checked = [check_options(child.options) for child in children]
-    entries: list[Entry | AdmissionError] = []
+    results: list[Any] = []
     for child in children:
         try:
-            entries.append(reserve(room, parent, child.options.get("run_id")))
+            results.append(reserve(room, parent, child.options.get("run_id")))
         except AdmissionError as error:
-            entries.append(error)
-    live = [entry for entry in entries if isinstance(entry, Entry)]
-    results: dict[int, Run[Any] | AdmissionError] = {}
+            results.append(error)
+    reserved = [entry for entry in results if isinstance(entry, Entry)]
+    cancelled: BaseException | None = None
     try:
-        if live:
-            host = host_of(parent)
-            home = host.children or await host.wait_open()
-            ready = iter(zip(children, checked, strict=True))
-            written = await _write_rows(room, entries, checked)
-            for entry, (child, particulars) in zip(entries, ready, strict=True):
-                if not isinstance(entry, Entry):
-                    continue
-                assert entry.admission is not None
-                problem = written.get(entry.key)
-                try:
-                    if isinstance(problem, WriteRefusedError):
-                        raise _refused(entry, problem) from problem
-                    if isinstance(problem, WriteUncertainError):
-                        await _resolve_uncertain(entry, entry.admission, problem)
-                    results[entry.key] = _start(entry, home, child.fn, child.args, particulars)
-                except AdmissionError as error:
-                    results[entry.key] = error
+        if reserved:
+            home = await _home_of(parent, room)
+            cancelled = await _construct_each(results, checked)
+            await _write_each(room, results, checked)
+            for index, (child, particulars) in enumerate(zip(children, checked, strict=True)):
+                if isinstance(results[index], Entry):
+                    results[index] = _start(results[index], home, child.fn, child.args, particulars)
     finally:
-        for entry in live:
+        for entry in reserved:
             leave(entry)
-    return [results[entry.key] if isinstance(entry, Entry) else entry for entry in entries]
+    if cancelled is not None:
+        raise cancelled
+    return results
 
 
-async def _write_rows(
-    room: Room, entries: Sequence[Entry | AdmissionError], checked: Sequence[Particulars]
-) -> dict[int, WriteRefusedError | WriteUncertainError]:
-    rows: list[AdmitRun] = []
-    written: list[Entry] = []
-    for entry, particulars in zip(entries, checked, strict=True):
-        if isinstance(entry, Entry):
-            entry.admission = _first_row(entry, particulars)
-            rows.append(entry.admission)
-            written.append(entry)
-    if room.store is None:
-        return {}
-    for entry in written:
-        entry.phase = LeasePhase.STARTING
-    answers = await room.store.write_each(rows)
-    return {
-        entry.key: answer
-        for entry, answer in zip(written, answers, strict=True)
-        if isinstance(answer, (WriteRefusedError, WriteUncertainError))
-    }
+async def _construct_each(results: list[Any], checked: Sequence[Particulars]) -> BaseException | None:
+    """Prepare in order; a failure takes its child's place. Gives a `Cancelled` that ended it early."""
+    cancelled: BaseException | None = None
+    for index, particulars in enumerate(checked):
+        entry = results[index]
+        if not isinstance(entry, Entry) or (particulars.prepare is None and cancelled is None):
+            continue
+        if cancelled is not None:
+            # Not begun, so never begun: its lease is unused. Those before are decided below.
+            results[index] = FamilyCancelledError(entry.run_id, "cancelled")
+            continue
+        assert particulars.prepare is not None
+        try:
+            await _construct(entry, particulars, particulars.prepare)
+        except AdmissionError as error:
+            results[index] = error
+        except BaseException as error:  # noqa: BLE001  raised again once every child is decided
+            results[index] = FamilyCancelledError(entry.run_id, "cancelled")
+            cancelled = error
+    return cancelled
+
+
+async def _write_each(room: Room, results: list[Any], checked: Sequence[Particulars]) -> None:
+    """Write the first rows of all that are still to be admitted; an error takes its child's place."""
+    written = [index for index, entry in enumerate(results) if isinstance(entry, Entry)]
+    rows = [_issue(results[index], checked[index]) for index in written]
+    if room.store is None or not rows:
+        return
+    try:
+        answers = await room.store.write_each(rows)
+    except Exception as error:  # noqa: BLE001  told apart for each below
+        answers = [error] * len(rows)
+    for index, answer in zip(written, answers, strict=True):
+        if isinstance(answer, Exception):
+            try:
+                await _judge(results[index], answer)
+            except AdmissionError as error:
+                results[index] = error
+            except InvalidRecordError as error:
+                run_id = results[index].run_id
+                results[index] = AdmissionRefusedError(run_id, "invalid-record", detail=str(error))
+
+
+async def _home_of(parent: Entry | None, room: Room) -> trio.Nursery:
+    """Give the nursery for a new Run, opened now if it is the first of its family."""
+    if parent is None:
+        return room.nursery
+    host = host_of(parent)
+    return host.children or await host.wait_open()
+
+
+async def _construct(entry: Entry, particulars: Particulars, preparation: Preparation[Any]) -> None:
+    """Let a preparation construct what the Run needs; undo what it began if it fails.
+
+    Raises:
+        NotConstructedError: it refused before any effect.
+        PreparationError: it failed; what became of its effects is told.
+        BaseException: `Cancelled` and the like, after the undoing.
+    """
+    acquisition = Acquisition()
+    custody = entry.custody = Custody(acquisition)
+    # Frozen before anything happens: if it fails, the fence carries these very timestamps.
+    entry.admission = _first_row(entry, particulars)
+    entry.phase = LeasePhase.PREPARING
+    try:
+        custody.resource = await preparation.construct(entry.run_id, acquisition)
+    except BaseException as error:
+        if isinstance(error, NotConstructedError) and not acquisition.owned:
+            _make_unused(entry)
+            raise
+        custody.error = error_text(without_cancelled(error)) or "cancelled"
+        first = LeasePhase.DISPOSING if entry.room.store is None else LeasePhase.FENCING
+        disposal, held = await _undo(entry, first)
+        if not isinstance(error, Exception):
+            raise
+        raise PreparationError(entry.run_id, entry.lease_id, disposal, held=held) from error
+
+
+async def _undo(entry: Entry, first: LeasePhase) -> tuple[str | None, bool]:
+    """Undo an admission that will never be. Gives its disposal, and whether it is held."""
+    problem = await undo_at_once(entry, first)
+    owned = entry.custody is not None and entry.custody.owned
+    if problem is None:
+        _make_unused(entry)
+        return ("discarded" if owned else "nothing"), False
+    disposal = problem.code if isinstance(problem, UndisposedError) else None
+    # A root Run has no parent that waits for its cleanup, so the error tells and nothing is held, except a fence:
+    # an unknown row must not be forgotten.
+    if isinstance(problem, RoomOwnershipLostError) or (entry.parent is None and entry.phase is not LeasePhase.FENCING):
+        _make_unused(entry)
+        return disposal, False
+    hold_admission(entry, problem)
+    return disposal, True
+
+
+def _issue(entry: Entry, particulars: Particulars) -> AdmitRun:
+    """Freeze the first row; from here on nobody may conclude from its absence that it was not written."""
+    if entry.admission is None:
+        entry.admission = _first_row(entry, particulars)
+    else:
+        entry.admission = msgspec.structs.replace(entry.admission, started_at=entry.room.now_micros())
+    entry.phase = LeasePhase.STARTING
+    return entry.admission
 
 
 def _first_row(entry: Entry, particulars: Particulars) -> AdmitRun:
@@ -253,33 +326,26 @@ def _start(
     return run
 
 
-def _drop_unadmitted(entry: Entry) -> None:
-    del entry.room.entries[entry.key]
-    entry.end = "finished"
-    entry.drop_lease()
-
-
-def _refused(entry: Entry, error: WriteRefusedError) -> AdmissionError | RoomOwnershipLostError:
-    """Map a refused first row; the lease becomes unused, and goes with its callback."""
-    room = entry.room
-    # Nothing was committed, so nothing is owed.
+def _make_unused(entry: Entry) -> None:
+    """Nothing is owed for this admission any more: the lease goes with its callback."""
     entry.phase = LeasePhase.RESERVED
-    if error.code == "not-owner":
-        room.lose()
-        return RoomOwnershipLostError(room.name, room.epoch)
-    if error.code in ("run-exists", "terminal-fence"):
-        return DuplicateRunError(entry.run_id)
-    return AdmissionRefusedError(entry.run_id, error.code, transient=error.transient, detail=error.detail)
+    entry.custody = None
 
 
-async def _resolve_uncertain(entry: Entry, admission: AdmitRun, error: WriteUncertainError) -> None:
-    """Look an uncertain first row up, once. Returns if it is stored; else the Run never begins.
+async def _judge(entry: Entry, error: Exception) -> None:
+    """Decide what an unacknowledged first row means. Returns if it is stored after all.
 
     Raises:
-        AdmissionError: refused, or still uncertain: then the lease is held.
+        InvalidRecordError: it could not be a row at all.
+        AdmissionError: refused; or uncertain: then the lease of a child is held, and a root Run was fenced.
     """
-    room = entry.room
-    assert room.store is not None, "only a store is uncertain"
+    room, admission = entry.room, entry.admission
+    assert room.store is not None, "only a store answers"
+    assert admission is not None, "it was issued"
+    if isinstance(error, InvalidRecordError):
+        await _refuse(entry, error)
+    if isinstance(error, WriteRefusedError):
+        await _refuse(entry, _refusal(entry, error))
     try:
         confirmation = await room.store.confirm(admission)
     except WriteUncertainError:
@@ -287,140 +353,29 @@ async def _resolve_uncertain(entry: Entry, admission: AdmitRun, error: WriteUnce
     if confirmation is Confirmation.PRESENT:
         return
     if confirmation is Confirmation.CONFLICT:
-        raise _refused(entry, WriteRefusedError("terminal-fence")) from error
+        await _refuse(entry, DuplicateRunError(entry.run_id))
     if entry.parent is None:
-        await _fence_root(entry, admission)
-        raise AdmissionUncertainError(entry.run_id, fenced=True) from error
-    _hold_starting(entry, error)
+        disposal, held = await _undo(entry, LeasePhase.FENCING)
+        lease_id = entry.lease_id if held else None
+        raise AdmissionUncertainError(entry.run_id, lease_id, fenced=not held, disposal=disposal) from error
+    hold_admission(entry, error)
     raise AdmissionUncertainError(entry.run_id, entry.lease_id) from error
 
 
-async def _fence_root(entry: Entry, admission: AdmitRun) -> None:
-    """A root Run's uncertain row gets one fence; if that fails too, the room holds it, so that it isn't forgotten."""
-    room = entry.room
-    assert room.store is not None
-    fence = FenceAdmission(admission=admission, error=None, ended_at=room.now_micros())
-    try:
-        await room.store.write_shielded(fence)
-    except WriteRefusedError as error:
-        if error.code == "not-owner":
-            room.lose()
-            entry.phase = LeasePhase.RESERVED
-            raise RoomOwnershipLostError(room.name, room.epoch) from error
-        _hold_starting(entry, error)
-        raise AdmissionUncertainError(entry.run_id) from error
-    except WriteUncertainError as error:
-        _hold_starting(entry, error)
-        raise AdmissionUncertainError(entry.run_id) from error
-    entry.phase = LeasePhase.RESERVED
+async def _refuse(entry: Entry, error: Exception) -> NoReturn:
+    """End an admission whose row can't be: nothing was committed, so there is nothing to fence, only to dispose."""
+    if entry.custody is None:
+        _make_unused(entry)
+        raise error
+    disposal, held = await _undo(entry, LeasePhase.DISPOSING)
+    if held or disposal not in ("discarded", "nothing"):
+        raise PreparationError(entry.run_id, entry.lease_id, disposal, held=held) from error
+    raise error
 
 
-def _hold_starting(entry: Entry, error: BaseException) -> None:
-    def resolve(_: str) -> None:
-        entry.owner.abandoned = True
-        del entry.room.entries[entry.key]
-        entry.end = "abandoned"
-        entry.returned = True
-        entry.release_if_over()
-
-    entry.room.hold(entry, LeasePhase.STARTING.value, error, resolve)
-
-
-class AdmissionToken:
-    """The single-use marker of one reservation. It can't be copied or pickled.
-
-    Attributes:
-        run_id: the child's id.
-        lease_id: the admission lease's id.
-    """
-
-    __slots__ = ("_entry", "_exited", "_parent", "_task", "_uses")
-
-    def __init__(self, entry: Entry) -> None:
-        self._entry = entry
-        self._parent = entry.parent
-        self._task = trio.lowlevel.current_task()
-        # One element; taking it is a compare-and-set that holds between threads.
-        self._uses = [None]
-        self._exited = False
-
-    @property
-    def run_id(self) -> RunId:
-        """The child's id."""
-        return self._entry.run_id
-
-    @property
-    def lease_id(self) -> LeaseId:
-        """The admission lease's id."""
-        return self._entry.lease_id
-
-    def consume(self, parent: Entry) -> Entry:
-        """Use it up.
-
-        Raises:
-            AdmissionTokenError: the first that holds of consumed, foreign-parent, foreign-context, expired; foreign
-                use consumes nothing.
-        """
-        if not self._uses:
-            raise AdmissionTokenError("consumed", self.run_id)
-        if parent is not self._parent:
-            raise AdmissionTokenError("foreign-parent", self.run_id)
-        try:
-            task = trio.lowlevel.current_task()
-        except RuntimeError:
-            task = None
-        if task is not self._task:
-            raise AdmissionTokenError("foreign-context", self.run_id)
-        if self._exited:
-            raise AdmissionTokenError("expired", self.run_id)
-        try:
-            self._uses.pop()
-        except IndexError:
-            raise AdmissionTokenError("consumed", self.run_id) from None
-        return self._entry
-
-    def expire(self) -> None:
-        """Note that its block was left."""
-        self._exited = True
-
-    def __copy__(self) -> AdmissionToken:
-        raise TypeError("an admission token can't be copied")
-
-    def __deepcopy__(self, memo: object) -> AdmissionToken:
-        raise TypeError("an admission token can't be copied")
-
-    def __reduce__(self) -> str:
-        raise TypeError("an admission token can't be pickled")
-
-
-class Reservation:
-    """The block of `Run.reserve`: it reserves on entry, and its exit is the callback exit of the lease."""
-
-    __slots__ = ("_parent", "_run_id", "_token")
-
-    def __init__(self, parent: Entry, run_id: RunId | None) -> None:
-        self._parent = parent
-        self._run_id = run_id
-        self._token: AdmissionToken | None = None
-
-    def __enter__(self) -> AdmissionToken:
-        task = trio.lowlevel.current_task()
-        entry = reserve(self._parent.room, self._parent, self._run_id)
-        if entry.owner.blocks is None:
-            entry.owner.blocks = []
-        entry.owner.blocks.append(task)
-        entry.reserved_by = task
-        token = self._token = AdmissionToken(entry)
-        return token
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        token = self._token
-        assert token is not None, "left without having been entered"
-        entry = token._entry
-        token.expire()
-        blocks = entry.owner.blocks
-        assert blocks is not None
-        blocks.remove(token._task)
-        leave(entry)
+def _refusal(entry: Entry, error: WriteRefusedError) -> AdmissionError:
+    if error.code == "not-owner":
+        entry.room.lose()
+    elif error.code in ("run-exists", "terminal-fence"):
+        return DuplicateRunError(entry.run_id)
+    return AdmissionRefusedError(entry.run_id, error.code, transient=error.transient, detail=error.detail)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from spindel.runs._finishing import Finisher
     from spindel.runs._hosting import FamilyHost
     from spindel.runs._outcome import Decision, Outcome
+    from spindel.runs._preparation import Custody
     from spindel.runs._room import Room
     from spindel.runs._run import Run
     from spindel.store import AdmitRun
@@ -56,7 +57,10 @@ class Hold:
         code: what went wrong, a code or a class name; never a message.
         since: wall time in UTC microseconds.
         error: the original error, for the operator only.
-        resolve: ends the hold with `retry`, `acknowledge` or `abandon`, in the turn in which it is called.
+        resolve: ends the hold, in the turn in which it is called: after a successful `retry`, an attested
+            `acknowledge`, or to `abandon` it.
+        retry: repeats the step, without ending the hold; None if it can't be repeated so.
+        acknowledgeable: True if an operator may attest the step instead.
         launch_id: the launch, if it is one.
         revision: a fresh id for each form that the hold takes; it coordinates operators and permits nothing.
         claimed: True while somebody recovers it.
@@ -70,6 +74,8 @@ class Hold:
     resolve: Callable[[str], None]
     launch_id: LaunchId | None
     revision: Revision
+    retry: Callable[[], Awaitable[None]] | None = None
+    acknowledgeable: bool = False
     claimed: bool = False
 
 
@@ -139,6 +145,7 @@ class Entry:
         "callbacks",
         "cancel_reason",
         "context",
+        "custody",
         "depth",
         "done",
         "end",
@@ -193,6 +200,8 @@ class Entry:
         self.publication = Publication.NONE
         self.publish: Callable[[Outcome[Any]], Awaitable[None]] | None = None
         self.admission: AdmitRun | None = None
+        # What a preparation began, and what undoing a failed admission needs; None for most.
+        self.custody: Custody | None = None
 
         # The original controls: flag, scope, callbacks.
         self.cancel_reason: str | None = None
@@ -276,9 +285,17 @@ class Entry:
         else:
             self.phase = LeasePhase.RETURNED
 
+    def finish_unadmitted(self, end: str) -> None:
+        """Take an admission that never became a Run out of the registry; its lease follows its callback."""
+        del self.room.entries[self.key]
+        self.end = end
+        self.returned = True
+        self.release_if_over()
+
     def drop_lease(self) -> None:
         """Release the lease: first what it refers to, then the lease itself."""
         self.admission = None
+        self.custody = None
         self.publish = None
         self.home = None
         self.phase = LeasePhase.RELEASED

@@ -289,20 +289,20 @@ async def _persist_again(entry: Entry, mutation: FinishRun, error: WriteRefusedE
                 room.lose()
                 return "lost"
             entry.phase = LeasePhase.TERMINAL
-            action = await _hold_terminal(entry, problem)
-            if action == "abandon":
-                return "abandoned"
+            action = await _hold_terminal(entry, mutation, problem)
             entry.phase = LeasePhase.ADMITTED
-        else:
-            if trio.current_time() - logged >= _LOG_SECONDS:
-                logged = trio.current_time()
-                _log.warning(
-                    "the outcome of run %s is not stored yet, it is written again: %s",
-                    entry.run_id,
-                    problem,
-                    extra={"run_id": str(entry.run_id)},
-                )
-            await sleep_shielded(next(delays))
+            if room.state is RoomState.LOST:
+                return "lost"
+            return "abandoned" if action == "abandon" else "finished"
+        if trio.current_time() - logged >= _LOG_SECONDS:
+            logged = trio.current_time()
+            _log.warning(
+                "the outcome of run %s is not stored yet, it is written again: %s",
+                entry.run_id,
+                problem,
+                extra={"run_id": str(entry.run_id)},
+            )
+        await sleep_shielded(next(delays))
         if room.state is RoomState.LOST:
             return "lost"
         try:
@@ -313,15 +313,27 @@ async def _persist_again(entry: Entry, mutation: FinishRun, error: WriteRefusedE
             return "finished"
 
 
-async def _hold_terminal(entry: Entry, error: WriteRefusedError) -> str:
+async def _hold_terminal(entry: Entry, mutation: FinishRun, error: WriteRefusedError) -> str:
+    """Wait until an operator had the frozen write stored, or gave up. Returns the action."""
     actions: list[str] = []
+
+    async def retry() -> None:
+        store = entry.room.store
+        assert store is not None, "only a store refuses"
+        try:
+            await store.write_shielded(mutation)
+        except WriteRefusedError as again:
+            if again.code == "not-owner":
+                entry.room.lose()
+                raise RoomOwnershipLostError(entry.room.name, entry.room.epoch) from again
+            raise
 
     def register(resume: Callable[[], None]) -> None:
         def resolve(action: str) -> None:
             actions.append(action)
             resume()
 
-        entry.room.hold(entry, LeasePhase.TERMINAL.value, error, resolve)
+        entry.room.hold(entry, LeasePhase.TERMINAL.value, error, resolve, retry=retry)
 
     await park(register)
     return actions[0]
@@ -331,23 +343,22 @@ def _publish(entry: Entry) -> None:
     publish, outcome = entry.publish, outcome_of(entry)
     assert publish is not None, "called for an entry with a publication"
 
+    async def call() -> None:
+        await publish(outcome)
+
     def back(launch: Launch) -> None:
         if launch.error is None:
-            entry.publication = Publication.ACKNOWLEDGED
-            entry.release_if_over()
+            resolve("retry")
         else:
-            entry.room.hold(entry, LeasePhase.PUBLISHING.value, launch.error, resolve)
+            entry.room.hold(entry, LeasePhase.PUBLISHING.value, launch.error, resolve, retry=call, acknowledgeable=True)
 
     def resolve(action: str) -> None:
-        if action == "retry":
-            entry.room.pool.start(LaunchKind.PUBLICATION, lambda: publish(outcome), entry, back)
-            return
         if action == "abandon":
             entry.owner.abandoned = True
-        entry.publication = Publication.ACKNOWLEDGED if action == "acknowledge" else Publication.NONE
+        entry.publication = Publication.NONE if action == "abandon" else Publication.ACKNOWLEDGED
         entry.release_if_over()
 
-    entry.room.pool.start(LaunchKind.PUBLICATION, lambda: publish(outcome), entry, back)
+    entry.room.pool.start(LaunchKind.PUBLICATION, call, entry, back)
 
 
 def _freeze(

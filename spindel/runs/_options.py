@@ -9,6 +9,7 @@ import attrs
 
 from spindel.codec import NotPortableError, encode_json
 from spindel.errors import InvalidRecordError
+from spindel.runs._preparation import Preparation
 
 if TYPE_CHECKING:
     import contextvars
@@ -32,7 +33,8 @@ class RunOptions(TypedDict, total=False):
 
     `run_id`: the Run's id, fresh by default. `kind`, `actor`: what it is and for whom it runs, 1 to 200 characters;
     `actor` defaults to the parent's. `trigger_id`: what caused the start, for the record only. `provenance`:
-    portable data for the record. `publish`: an async function of the outcome that runs on the pool after the Run has
+    portable data for the record. `prepare`: constructs what the Run needs before its first row; its value is
+    `run.resource`. `publish`: an async function of the outcome that runs on the pool after the Run has
     ended, and which the parent waits for; it must be idempotent. `context`: the body runs in a copy of it instead of
     a copy of the starter's. `on_child_failure`: `isolate` (default) or `cancel`. `finisher`: for layers above.
     """
@@ -42,6 +44,7 @@ class RunOptions(TypedDict, total=False):
     actor: str
     trigger_id: UUID
     provenance: Mapping[str, JsonValue]
+    prepare: Preparation[Any]
     publish: Callable[[Outcome[Any]], Awaitable[None]]
     context: contextvars.Context
     on_child_failure: Literal["isolate", "cancel"]
@@ -76,13 +79,14 @@ class Particulars:
     actor: str | None
     trigger_id: UUID | None
     provenance: str
+    prepare: Preparation[Any] | None
     publish: Callable[[Outcome[Any]], Awaitable[None]] | None
     context: contextvars.Context | None
     on_child_failure: str
     finisher: Finisher | None
 
 
-PLAIN: Final = Particulars("run", None, None, _NO_PROVENANCE, None, None, "isolate", None)
+PLAIN: Final = Particulars("run", None, None, _NO_PROVENANCE, None, None, None, "isolate", None)
 _KNOWN: Final = frozenset(RunOptions.__optional_keys__)
 
 
@@ -103,6 +107,9 @@ def check_options(options: RunOptions) -> Particulars:
     policy = options.get("on_child_failure", "isolate")
     if policy not in ("isolate", "cancel"):
         raise InvalidRecordError("on_child_failure", f"{policy!r} is neither 'isolate' nor 'cancel'")
+    preparation = options.get("prepare")
+    if preparation is not None and not isinstance(preparation, Preparation):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidRecordError("prepare", f"a {type(preparation).__name__} is no Preparation; wrap it in prepare()")
     publish = options.get("publish")
     if publish is not None and not callable(publish):
         raise InvalidRecordError("publish", f"{publish!r} is no async function")
@@ -111,6 +118,7 @@ def check_options(options: RunOptions) -> Particulars:
         _check_name("actor", options["actor"]) if "actor" in options else None,
         trigger_id,
         _check_provenance(options.get("provenance")),
+        preparation,
         publish,
         options.get("context"),
         policy,

@@ -11,7 +11,7 @@ from spindel.errors import RunCancelledError, RunFailedError, RunWaiting, RunWai
 from spindel.ids import RunId
 from spindel.store import ERROR_CHARACTERS_MAX, RunStatus
 
-__all__ = ["Decision", "Outcome", "combine", "decide", "error_text"]
+__all__ = ["Decision", "Outcome", "combine", "decide", "error_text", "without_cancelled"]
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -26,6 +26,7 @@ import attrs
 import trio
 
 from spindel.clock import foreign_work
+from spindel.errors import LaunchNotRecoverableError, NotHeldError, StaleRevisionError
 from spindel.ids import LaunchId
 from spindel.runs._entry import FamilyReturned, Hold
 from spindel.runs._frontier import bind_launch, current_entry, launch_frontier
@@ -35,6 +36,7 @@ from spindel.runs._states import LaunchKind, LaunchState, TicketState
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from spindel.ids import Revision
     from spindel.runs._entry import Entry, FamilyState
     from spindel.runs._room import Room
 
@@ -86,7 +88,7 @@ class Ticket:
 class Launch:
     """One callback that the pool is to run, and what became of it."""
 
-    __slots__ = ("_id", "caller", "entry", "error", "fn", "hold", "kind", "result", "room", "state", "ticket")
+    __slots__ = ("_id", "caller", "entry", "error", "exited", "fn", "hold", "kind", "result", "room", "state", "ticket")
 
     def __init__(self, room: Room, kind: LaunchKind, fn: Callable[[], Awaitable[Any]], entry: Entry) -> None:
         self.room = room
@@ -99,6 +101,8 @@ class Launch:
         self.result: Any = None
         self.error: BaseException | None = None
         self.hold: Hold | None = None
+        # True once the executor has reported that whatever ran the ticket is over.
+        self.exited = False
         # Called once, in the turn in which the launch has come back or was given up.
         self.caller: Callable[[], None] | None = None
 
@@ -124,7 +128,10 @@ class Executor(Protocol):
         ...
 
     def submit(self, launch: Launch, run: Callable[[Launch], Awaitable[None]]) -> None:
-        """Take the launch's registered ticket. May raise before or after it took it."""
+        """Take the launch's registered ticket: `run(launch)` runs it, and `launch.exited` is set when that is over.
+
+        May raise before or after it took the ticket.
+        """
         ...
 
 
@@ -140,7 +147,11 @@ class TaskExecutor:
 
     def submit(self, launch: Launch, run: Callable[[Launch], Awaitable[None]]) -> None:
         """Start the task."""
-        Context().run(self.nursery.start_soon, run, launch)
+        Context().run(self.nursery.start_soon, self._run, launch, run)
+
+    async def _run(self, launch: Launch, run: Callable[[Launch], Awaitable[None]]) -> None:
+        await run(launch)
+        launch.exited = True
 
 
 class WorkerPool:
@@ -197,9 +208,14 @@ class WorkerPool:
             BaseException: what `fn` raised.
         """
         mark = launch_frontier()
-        context = Context()
+        launch = Launch(self._room, LaunchKind.NATIVE, _in_thread, entry)
+        ticket = launch.ticket = Ticket(launch.id)
+        launch.state = LaunchState.SUBMITTING
+        self.launches[id(launch)] = launch
 
         def bound() -> R:
+            ticket.claim()
+            launch.state = LaunchState.RUNNING
             current_entry.set(entry)
             bind_launch(mark)
             return fn(*args)
@@ -207,9 +223,13 @@ class WorkerPool:
         work = foreign_work()
         work.begin()
         try:
-            return await trio.to_thread.run_sync(context.run, bound, limiter=self.limiter, abandon_on_cancel=False)
+            return await trio.to_thread.run_sync(Context().run, bound, limiter=self.limiter, abandon_on_cancel=False)
         finally:
+            # Cancelled before a thread was free: its ticket is used up all the same, so that nothing can run it later.
+            ticket.cancel()
+            ticket.finish()
             work.end()
+            del self.launches[id(launch)]
 
     def start(
         self, kind: LaunchKind, fn: Callable[[], Awaitable[Any]], entry: Entry, back: Callable[[Launch], None]
@@ -246,14 +266,54 @@ class WorkerPool:
                 launch.state = LaunchState.RETAINED
             self._hold(launch, error)
 
+    def find(self, launch_id: LaunchId) -> Launch | None:
+        """Give an outstanding launch, or None."""
+        return next((launch for launch in self.launches.values() if launch.id == launch_id), None)
+
+    def recover(self, launch: Launch, revision: Revision) -> None:
+        """Take a held launch up again where it stands, in one turn, with its own callback, id and ticket.
+
+        Raises:
+            StaleRevisionError: the hold has another revision by now.
+            NotHeldError: it isn't held, and nothing has run.
+            LaunchNotRecoverableError: it runs, or has run and is no join.
+        """
+        hold = launch.hold
+        if hold is not None and hold.revision != revision:
+            raise StaleRevisionError(f"launch {launch.id}")
+        if launch.state is LaunchState.RUNNING:
+            raise LaunchNotRecoverableError(launch.id, "launch-running")
+        if launch.state in (LaunchState.RETURNED, LaunchState.FAILED) and (
+            hold is None or launch.kind is not LaunchKind.JOIN
+        ):
+            raise LaunchNotRecoverableError(launch.id, "consumed")
+        if hold is None:
+            raise NotHeldError(f"launch {launch.id}")
+        if launch.state is LaunchState.FAILED:
+            # Joining is idempotent, so it alone may be attempted anew, once the old attempt is physically over.
+            ticket = launch.ticket
+            if not launch.exited or ticket is None or ticket.state is not TicketState.DONE:
+                raise LaunchNotRecoverableError(launch.id, "launch-running")
+            launch.ticket = None
+            launch.result = launch.error = None
+            launch.exited = False
+            launch.state = LaunchState.RETAINED
+        elif launch.ticket is not None and launch.ticket.state is TicketState.CANCELLED:
+            raise LaunchNotRecoverableError(launch.id, "consumed")
+        launch.hold = None
+        self._room.resolve(hold, "retry")
+        self._advance(launch)
+
     def _hold(self, launch: Launch, error: BaseException) -> None:
         launch.hold = self._room.hold(
-            launch.entry, launch.kind.value, error, lambda _: self._give_up(launch), launch_id=launch.id
+            launch.entry, launch.kind.value, error, lambda action: self._resolved(launch, action), launch_id=launch.id
         )
 
-    def _give_up(self, launch: Launch) -> None:
-        """Let go of a held launch that an operator abandoned; its ticket never runs."""
+    def _resolved(self, launch: Launch, action: str) -> None:
+        """Let go of a held launch: taken up again, or given up, so that its ticket never runs."""
         launch.hold = None
+        if action != "abandon":
+            return
         if launch.ticket is not None:
             launch.ticket.cancel()
         launch.state = LaunchState.FAILED
@@ -264,6 +324,9 @@ class WorkerPool:
         assert launch.ticket is not None, "a ticket is registered before it is submitted"
         if not launch.ticket.claim():
             return
+        if launch.hold is not None:
+            # It was accepted after all, and only the answer was lost.
+            self._room.resolve(launch.hold, "retry")
         current_entry.set(launch.entry)
         launch.state = LaunchState.RUNNING
         try:
@@ -290,3 +353,8 @@ class WorkerPool:
             and type(sentinel) is FamilyReturned
             and sentinel == FamilyReturned(launch.entry.run_id, self._room.incarnation)
         )
+
+
+async def _in_thread() -> None:
+    """Stand for the callback of a native launch, which its own thread runs."""
+    raise AssertionError("a native launch is never run as a task")

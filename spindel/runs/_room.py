@@ -34,6 +34,7 @@ from spindel.errors import (
     RoomCloseInProgressError,
     RoomCloseRefusedError,
     RoomOwnershipLostError,
+    SpindelError,
     WriteRefusedError,
     WriteUncertainError,
 )
@@ -344,18 +345,44 @@ class Room:
         resolve: Callable[[str], None],
         *,
         launch_id: LaunchId | None = None,
+        retry: Callable[[], Awaitable[None]] | None = None,
+        acknowledgeable: bool = False,
     ) -> Hold:
         """Name something as held until an operator resolves it."""
-        code = error.code if isinstance(error, WriteRefusedError) else type(error).__qualname__
         revision = Revision(self._ids.next_uuid())
-        hold = Hold(entry, phase, code, self.now_micros(), error, resolve, launch_id, revision)
+        hold = Hold(
+            entry,
+            phase,
+            _code_of(error),
+            self.now_micros(),
+            error,
+            resolve,
+            launch_id,
+            revision,
+            retry,
+            acknowledgeable,
+        )
         self._holds.append(hold)
-        self.events.emit(RunHeld, entry.run_id, phase, code)
+        self._tell_hold(hold)
+        return hold
+
+    def hold_again(self, hold: Hold, phase: str, error: BaseException) -> None:
+        """Give back a claimed hold whose recovery failed, in its new form and under a new revision."""
+        hold.phase = phase
+        hold.code = _code_of(error)
+        hold.error = error
+        hold.revision = Revision(self._ids.next_uuid())
+        hold.claimed = False
+        if hold in self._holds:
+            self._tell_hold(hold)
+
+    def _tell_hold(self, hold: Hold) -> None:
+        run_id = hold.entry.run_id
+        self.events.emit(RunHeld, run_id, hold.phase, hold.code)
         _log.error(
             "run %s is held at %s (%s) until an operator acts",
-            entry.run_id, phase, code, extra={"run_id": str(entry.run_id), "phase": phase, "code": code},
+            run_id, hold.phase, hold.code, extra={"run_id": str(run_id), "phase": hold.phase, "code": hold.code},
         )  # fmt: skip
-        return hold
 
     def holds_of(self, entry: Entry) -> tuple[Hold, ...]:
         """Give what is held for a Run."""
@@ -370,7 +397,10 @@ class Room:
         return next((hold.entry for hold in self._holds if hold.entry.run_id == run_id), None)
 
     def resolve(self, hold: Hold, action: str) -> None:
-        """End a hold with `retry`, `acknowledge` or `abandon`."""
+        """End a hold: after a successful `retry`, an attested `acknowledge`, or to `abandon` it."""
+        if hold not in self._holds:
+            # Abandoned while its recovery ran; that one came too late to matter.
+            return
         self._holds.remove(hold)
         self.events.emit(RunRecovered, hold.entry.run_id, hold.phase, action)
         hold.resolve(action)
@@ -597,6 +627,12 @@ async def _open_block(room: Room, threads_max: int) -> AsyncGenerator[Room]:
         raise problem
     # A scope around the room that was cancelled while the block only waited is raised again here.
     await trio.lowlevel.checkpoint_if_cancelled()
+
+
+def _code_of(error: BaseException) -> str:
+    """Name an error by its code or its class, never by its message, which may hold anything."""
+    code = getattr(error, "code", None)
+    return code if isinstance(code, str) and isinstance(error, SpindelError) else type(error).__qualname__
 
 
 def _snapshot(entry: Entry) -> RunSnapshot:

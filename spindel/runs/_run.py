@@ -18,13 +18,14 @@ from spindel.errors import (
     WriteUncertainError,
 )
 from spindel.observe import RunProgress
-from spindel.runs._admission import Reservation, admit, admit_each, leave, reserve
+from spindel.runs._admission import admit, admit_each, leave, reserve
 from spindel.runs._cancelling import add_callback, request_cancel
 from spindel.runs._entry import Readiness
 from spindel.runs._finishing import outcome_of
 from spindel.runs._frontier import check_wait, check_wait_lease, current_entry
 from spindel.runs._hosting import host_of
 from spindel.runs._process import run_process
+from spindel.runs._token import Reservation
 from spindel.store import Confirmation, RecordCauses, RunStatus, check_reason
 
 if TYPE_CHECKING:
@@ -37,10 +38,10 @@ if TYPE_CHECKING:
 
     from spindel.errors import AdmissionError
     from spindel.ids import LeaseId, RunId
-    from spindel.runs._admission import AdmissionToken
     from spindel.runs._entry import Entry
     from spindel.runs._options import Child, RunOptions
     from spindel.runs._outcome import Outcome
+    from spindel.runs._token import AdmissionToken
 
 __all__ = ["Run"]
 
@@ -88,8 +89,9 @@ class Run(Generic[T]):
 
     @property
     def resource(self) -> object | None:
-        """What its preparation constructed, or None."""
-        return None
+        """What its preparation constructed, or None; and None again once its lease is gone."""
+        custody = self._entry.custody
+        return None if custody is None else custody.resource
 
     @property
     def status(self) -> RunStatus:

@@ -41,6 +41,8 @@ __all__ = [
     "SettlementReport",
     "TerminalOutcome",
     "WitnessFact",
+    "launch_facts",
+    "lease_facts",
     "observe_settlement",
 ]
 
@@ -230,19 +232,20 @@ def _live(room: Room | RoomReader, run_id: RunId) -> _Live:
         return _Live(Presence.ABSENT, Presence.ABSENT)
     family = () if entry.family is None else entry.family.leases.values()
     launches = [launch for launch in room.pool.launches.values() if launch.entry is entry]
-    leases = tuple(_lease_facts(room, child) for child in islice(family, _FACTS_MAX))
-    shown = tuple(_launch_facts(launch) for launch in launches[:_FACTS_MAX])
+    leases = tuple(lease_facts(room, child) for child in islice(family, _FACTS_MAX))
+    shown = tuple(launch_facts(launch) for launch in launches[:_FACTS_MAX])
     return _Live(
         Presence.PRESENT if entry.live else Presence.ABSENT,
         Presence.ABSENT,
-        _lease_facts(room, entry),
+        lease_facts(room, entry),
         leases,
         shown,
         len(family) - len(leases) + len(launches) - len(shown),
     )
 
 
-def _lease_facts(room: Room, entry: Entry) -> LeaseFacts:
+def lease_facts(room: Room, entry: Entry) -> LeaseFacts:
+    """Tell an admission lease as facts."""
     hold = _first(hold for hold in room.holds_of(entry) if hold.launch_id is None)
     return LeaseFacts(
         lease_id=entry.lease_id,
@@ -258,7 +261,8 @@ def _lease_facts(room: Room, entry: Entry) -> LeaseFacts:
     )
 
 
-def _launch_facts(launch: Launch) -> LaunchFacts:
+def launch_facts(launch: Launch) -> LaunchFacts:
+    """Tell a launch as facts."""
     hold: Hold | None = launch.hold
     return LaunchFacts(
         launch_id=launch.id,
