@@ -103,6 +103,7 @@ class Writer:
         "_connect",
         "_connection",
         "_delays",
+        "_draining",
         "_foreign",
         "_fresh",
         "_handlers",
@@ -127,6 +128,7 @@ class Writer:
         self._fresh: list[_Slot] = []
         self._waiting: deque[_Slot] = deque()
         self._unsettled = 0
+        self._draining = False
         self._closing: trio.lowlevel.Task | None = None
         self._handlers: dict[type, Callable[[Any, Any], Any]] = {}
         self._confirmations: dict[type, Callable[[Any, Any], Confirmation]] = {}
@@ -181,7 +183,8 @@ class Writer:
         return [slot.result if slot.error is None else slot.error for slot in slots]
 
     async def drain(self) -> None:
-        """Wait until everything queued has its verdict."""
+        """Refuse whatever comes from now on, and wait until everything queued has its verdict."""
+        self._draining = True
         if self._unsettled:
             self._closing = trio.lowlevel.current_task()
             await trio.lowlevel.wait_task_rescheduled(refuse_abort)
@@ -202,6 +205,8 @@ class Writer:
             )
 
     def _queue(self, slots: Sequence[_Slot]) -> None:
+        if self._draining:
+            raise WriteRefusedError("store-closed", detail="its block has ended")
         if not self._unsettled:
             self._foreign.begin()
         self._unsettled += len(slots)

@@ -27,8 +27,7 @@ class FailingFile(apsw.VFSFile):
         self._disk = disk
 
     def xSync(self, flags: int) -> None:  # noqa: N802  SQLite's name
-        self._disk.syncs += 1
-        if self._disk.syncs_fail:
+        if self._disk.fails_sync():
             raise apsw.IOError("the sync failed")
         super().xSync(flags)
 
@@ -39,14 +38,20 @@ class FailingFile(apsw.VFSFile):
 
 
 class FailingDisk(apsw.VFS):
-    """A disk whose syncs or writes fail while a test says so."""
+    """A disk whose next syncs, or whose writes, fail as a test says."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, "")
         self.name = name
         self.syncs = 0
-        self.syncs_fail = False
+        self.syncs_to_fail = 0
         self.writes_fail = False
+
+    def fails_sync(self) -> bool:
+        """Count a sync and tell whether it is one that fails."""
+        self.syncs += 1
+        self.syncs_to_fail -= 1
+        return self.syncs_to_fail >= 0
 
     def xOpen(self, name: Any, flags: list[int]) -> FailingFile:  # noqa: N802  as above
         return FailingFile(self, name, flags)
@@ -103,14 +108,14 @@ def _run(command: list[str]) -> Finished:
 
 @pytest.fixture
 def run_on_small_disk(tmp_path: Path) -> RunProgram:
-    """Run a Python program with a disk of 128 KiB at `sys.argv[1]`; skips where none can be mounted.
+    """Run a Python program with a disk of one MiB at `sys.argv[1]`; skips where none can be mounted.
 
     `before` is a shell command that is run on the disk first.
     """
     mount_point = tmp_path / "small"
     mount_point.mkdir()
     unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
-    mount = f"mount -t tmpfs -o size=128k tmpfs {mount_point}"
+    mount = f"mount -t tmpfs -o size=1m tmpfs {mount_point}"
     try:
         works = subprocess.run([*unshare, "sh", "-c", mount], check=False, capture_output=True).returncode == 0
     except FileNotFoundError:

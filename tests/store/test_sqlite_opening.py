@@ -381,7 +381,7 @@ class TestOutOfReach:
     @pytest.mark.slow
     def test_full_disk_is_refused_and_nothing_is_left(self, run_on_small_disk: RunProgram) -> None:
         done = run_on_small_disk(
-            IN_FOLDER + OPEN + LIST, before="dd if=/dev/zero of=filler bs=1k count=1000 2>/dev/null || true"
+            IN_FOLDER + OPEN + LIST, before="dd if=/dev/zero of=filler bs=1k count=2000 2>/dev/null || true"
         )
 
         assert (done.code, done.errors) == (0, "")
