@@ -54,6 +54,7 @@ The tree::
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -682,8 +683,14 @@ class RunWaiting(Exception):  # noqa: N818  a signal, not an error: the work end
 
     Attributes:
         reason: what is waited for, `[a-z0-9-]{1,64}`.
+
+    Raises:
+        InvalidRecordError: no row may hold that reason.
     """
 
     def __init__(self, reason: str = "waiting") -> None:
-        self.reason = reason
-        super().__init__(reason)
+        # A member of an enumeration of texts is a fine reason; rows hold its text.
+        self.reason = str.__str__(reason)
+        if re.fullmatch(r"[a-z0-9-]{1,64}", self.reason) is None:
+            raise InvalidRecordError("reason", f"{reason!r} is not 1 to 64 characters of [a-z0-9-]")
+        super().__init__(self.reason)

@@ -72,11 +72,12 @@ class Emitter:
         now_micros: the wall time for events that somebody sees.
     """
 
-    __slots__ = ("_now_micros", "_subscriptions", "sequence")
+    __slots__ = ("_closed", "_now_micros", "_subscriptions", "sequence")
 
     def __init__(self, now_micros: Callable[[], int]) -> None:
         self._now_micros = now_micros
         self._subscriptions: list[Subscription] = []
+        self._closed = False
         self.sequence = 0
 
     def emit(self, kind: Callable[..., RoomEvent], *facts: Any) -> None:
@@ -88,9 +89,12 @@ class Emitter:
                 subscription.push(event)
 
     def subscribe(self, buffer_max: int) -> Subscription:
-        """Open a subscription that sees every event from now on."""
+        """Open a subscription that sees every event from now on; at its end already if the emitter is closed."""
         subscription = Subscription(self, buffer_max)
-        self._subscriptions.append(subscription)
+        if self._closed:
+            subscription.close()
+        else:
+            self._subscriptions.append(subscription)
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
@@ -99,7 +103,8 @@ class Emitter:
             self._subscriptions.remove(subscription)
 
     def close(self) -> None:
-        """End all subscriptions."""
+        """End all subscriptions, and those to come."""
+        self._closed = True
         for subscription in self._subscriptions:
             subscription.close()
         self._subscriptions.clear()

@@ -12,6 +12,8 @@ nothing or an obligation that somebody owns. After the acknowledged row everythi
 
 from __future__ import annotations
 
+import functools
+import types
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
@@ -37,7 +39,7 @@ from spindel.observe import RunCancelRequested, RunStarted
 from spindel.runs._entry import Entry, FamilyState
 from spindel.runs._execution import run_to_end
 from spindel.runs._hosting import host_of
-from spindel.runs._options import PLAIN, check_options, check_run_id
+from spindel.runs._options import PLAIN, check_body, check_options, check_run_id
 from spindel.runs._outcome import error_text, without_cancelled
 from spindel.runs._preparation import Acquisition, Custody
 from spindel.runs._states import LeasePhase, Publication, RoomState
@@ -116,6 +118,7 @@ async def admit(
         AdmissionError: why it was not admitted.
     """
     room = entry.room
+    check_body(fn)
     particulars = check_options(options) if options else PLAIN
     room.admissions += 1
     if room.admissions % _SCHEDULE_EVERY:
@@ -140,6 +143,8 @@ async def admit_each(parent: Entry, children: Sequence[Child[Any]]) -> list[Run[
 
     Cancellation: a checkpoint before anything is reserved; then each is decided first.
     """
+    for child in children:
+        check_body(child.fn)
     checked = [check_options(child.options) for child in children]
     await trio.lowlevel.checkpoint()
     room = parent.room
@@ -319,11 +324,19 @@ def _start(
         room.events.emit(RunCancelRequested, entry.run_id, entry.cancel_reason)
         scope.cancel()
     run = entry.handle()
+    name = _task_name(fn)
     if particulars.context is None:
-        home.start_soon(run_to_end, entry, name=fn)
+        home.start_soon(run_to_end, entry, name=name)
     else:
-        particulars.context.copy().run(lambda: home.start_soon(run_to_end, entry, name=fn))
+        particulars.context.copy().run(lambda: home.start_soon(run_to_end, entry, name=name))
     return run
+
+
+def _task_name(fn: Any) -> object:
+    """Name a body's task without the author's `repr`: the row is stored, so nothing may raise any more."""
+    while type(fn) in {functools.partial, types.MethodType}:
+        fn = fn.func if type(fn) is functools.partial else fn.__func__
+    return fn if type(fn) is types.FunctionType else type(fn).__qualname__
 
 
 def _make_unused(entry: Entry) -> None:

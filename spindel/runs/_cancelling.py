@@ -7,6 +7,7 @@ every flag set, and no body is resumed before the callbacks have run.
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Final
 
@@ -16,9 +17,10 @@ from spindel.observe import RunCancelRequested
 from spindel.runs._frontier import current_entry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Generator, Iterable
 
     from spindel.runs._entry import Entry
+    from spindel.runs._room import Room
 
 __all__ = ["add_callback", "request_cancel"]
 
@@ -33,9 +35,15 @@ def request_cancel(tops: Iterable[Entry], reason: str) -> None:
     its callbacks called again, nothing else. A lease that is only reserved takes the flag with it into its admission.
     """
     asked, fresh = _flag(tops, reason)
-    for entry in asked:
-        for key, callback in tuple((entry.callbacks or {}).items()):
-            _call(entry, key, callback, entry.cancel_reason or reason)
+    if not asked:
+        return
+    room = asked[0].room
+    # Where a callback asks, whoever was asked before is told in this turn anyway; again could go on without an end.
+    told = fresh if room.calling_back else asked
+    with _calling_back(room):
+        for entry in told:
+            for key, callback in tuple((entry.callbacks or {}).items()):
+                _call(entry, key, callback, entry.cancel_reason or reason)
     for entry in fresh:
         if entry.host is not None:
             entry.host.cancel_tasks()
@@ -71,8 +79,18 @@ def add_callback(entry: Entry, key: str, callback: Callable[[str], None]) -> boo
         entry.callbacks = {}
     entry.callbacks[key] = callback
     if entry.cancel_reason is not None:
-        callback(entry.cancel_reason)
+        with _calling_back(entry.room):
+            callback(entry.cancel_reason)
     return True
+
+
+@contextmanager
+def _calling_back(room: Room) -> Generator[None]:
+    outer, room.calling_back = room.calling_back, True
+    try:
+        yield
+    finally:
+        room.calling_back = outer
 
 
 def _call(entry: Entry, key: str, callback: Callable[[str], None], reason: str) -> None:
@@ -80,7 +98,9 @@ def _call(entry: Entry, key: str, callback: Callable[[str], None], reason: str) 
     context.run(current_entry.set, entry)
     try:
         context.run(callback, reason)
-    except Exception as error:  # noqa: BLE001  one bad callback must not keep the rest from stopping
+    except BaseException as error:  # noqa: BLE001  one bad callback must not keep the rest from stopping
+        if not isinstance(error, Exception):
+            entry.room.interrupt(error)
         _log.warning(
             "cancel callback %r of run %s raised %s; the others were called",
             key,

@@ -59,9 +59,6 @@ def _work_over(entry: Entry, problem: BaseException | None) -> None:
     decision = _COMPLETED if problem is None else decide(problem, entry.cancel_reason)
     entry.seal()
     family = entry.family
-    if decision.interrupt:
-        assert decision.error is not None
-        entry.room.interrupt(decision.error)
     if entry.on_child_failure == "cancel" and family is not None:
         # Decided when the family has returned; until then a child may still be the first to fail.
         entry.work = decision
@@ -70,3 +67,7 @@ def _work_over(entry: Entry, problem: BaseException | None) -> None:
             request_cancel(family.leases.values(), "work-failed")
     else:
         set_verdict(entry, decision)
+    if decision.interrupt:
+        assert decision.error is not None
+        # After the decision, so that the request to all Runs doesn't meet this one as if it could still obey.
+        entry.room.interrupt(decision.error)

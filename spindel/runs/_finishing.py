@@ -25,11 +25,11 @@ import trio
 from spindel.clock import Backoff
 from spindel.errors import (
     FamilyUnsupportedError,
+    InvalidRecordError,
     RoomOwnershipLostError,
     RunAbandonedError,
     RunNotFinishedError,
     WriteRefusedError,
-    WriteUncertainError,
 )
 from spindel.observe import RunFinished
 from spindel.runs._cancelling import request_cancel
@@ -58,21 +58,34 @@ class Finisher(Protocol):
     """What a layer above does instead of steps 1 to 3. It runs in the Run's own task, shielded."""
 
     async def finish(self, finishing: Finishing) -> None:
-        """Walk the stages. On return the lease must have been released."""
+        """Walk the stages. On return the lease must have been released.
+
+        Raises:
+            RunAbandonedError, RoomOwnershipLostError: passed on from a step; the Run ends so.
+        """
         ...
 
 
 async def finish(entry: Entry) -> None:
     """End a Run whose work is over."""
     if entry.finisher is not None:
-        await entry.finisher.finish(Finishing(entry))
-        assert entry.end is not None, "a finisher releases the lease before it returns"
+        await _finish_by(entry, entry.finisher)
         return
     if not await _join(entry):
         release(entry, "abandoned")
         return
     end = await _persist(entry)
     release(entry, end)
+
+
+async def _finish_by(entry: Entry, finisher: Finisher) -> None:
+    try:
+        await finisher.finish(Finishing(entry))
+    except RunAbandonedError:
+        release(entry, "abandoned")
+    except RoomOwnershipLostError:
+        release(entry, "lost")
+    assert entry.end is not None, "a finisher releases the lease before it returns"
 
 
 def set_verdict(entry: Entry, decision: Decision) -> None:
@@ -268,7 +281,7 @@ async def _persist(entry: Entry) -> str:
         mutation = _freeze(entry, family_returned=True)
         try:
             await room.store.write_shielded(mutation)
-        except (WriteRefusedError, WriteUncertainError) as error:
+        except Exception as error:  # noqa: BLE001  whatever a store does, the outcome is stored, or held by name
             end = await _persist_again(entry, mutation, error)
             if end != "finished":
                 return end
@@ -276,16 +289,16 @@ async def _persist(entry: Entry) -> str:
     return "finished"
 
 
-async def _persist_again(entry: Entry, mutation: FinishRun, error: WriteRefusedError | WriteUncertainError) -> str:
+async def _persist_again(entry: Entry, mutation: FinishRun, error: Exception) -> str:
     """Repeat the identical write: its identity makes it harmless if an earlier one was stored after all."""
     room = entry.room
     assert room.store is not None, "only a store refuses"
     delays = _RETRY.delays()
     logged = float("-inf")
-    problem: WriteRefusedError | WriteUncertainError = error
+    problem = error
     while True:
-        if isinstance(problem, WriteRefusedError) and not problem.transient:
-            if problem.code == "not-owner":
+        if _is_refusal(problem):
+            if isinstance(problem, WriteRefusedError) and problem.code == "not-owner":
                 room.lose()
                 return "lost"
             entry.phase = LeasePhase.TERMINAL
@@ -307,13 +320,18 @@ async def _persist_again(entry: Entry, mutation: FinishRun, error: WriteRefusedE
             return "lost"
         try:
             await room.store.write_shielded(mutation)
-        except (WriteRefusedError, WriteUncertainError) as again:
+        except Exception as again:  # noqa: BLE001  as above
             problem = again
         else:
             return "finished"
 
 
-async def _hold_terminal(entry: Entry, mutation: FinishRun, error: WriteRefusedError) -> str:
+def _is_refusal(error: Exception) -> bool:
+    """Tell whether the same write can't succeed later. An error that no store owes leaves its write uncertain."""
+    return isinstance(error, InvalidRecordError) or (isinstance(error, WriteRefusedError) and not error.transient)
+
+
+async def _hold_terminal(entry: Entry, mutation: FinishRun, error: Exception) -> str:
     """Wait until an operator had the frozen write stored, or gave up. Returns the action."""
     actions: list[str] = []
 

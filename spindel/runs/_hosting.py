@@ -108,7 +108,10 @@ class FamilyHost:
     def _open(self) -> None:
         assert self.tasks is not None, "called inside the nursery"
         for context, fn, args, name in self._queued:
-            context.run(self.tasks.start_soon, fn, *args, name=name)
+            try:
+                context.run(self.tasks.start_soon, fn, *args, name=name)
+            except Exception as problem:  # noqa: BLE001  it isn't async, say; its caller is gone, so it fails as a task
+                self.tasks.start_soon(_fail, problem)
         self._queued.clear()
         if self._opened is not None:
             self._opened.set()
@@ -145,6 +148,10 @@ class FamilyHost:
         resume, self._resume_run = self._resume_run, None
         assert resume is not None, "the Run is parked whenever its host resumes it"
         resume()
+
+
+async def _fail(problem: Exception) -> None:
+    raise problem
 
 
 def host_of(entry: Entry) -> FamilyHost:

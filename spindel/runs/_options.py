@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypedDict, TypeVar, cast
 from uuid import UUID
 
@@ -12,7 +13,6 @@ from spindel.errors import InvalidRecordError
 from spindel.runs._preparation import Preparation
 
 if TYPE_CHECKING:
-    import contextvars
     from collections.abc import Awaitable, Callable, Mapping
 
     from spindel.codec import JsonValue
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from spindel.runs._finishing import Finisher
     from spindel.runs._outcome import Outcome
 
-__all__ = ["Child", "Particulars", "RunOptions", "check_options"]
+__all__ = ["Child", "Particulars", "RunOptions", "check_body", "check_options", "check_run_id"]
 
 R = TypeVar("R")
 
@@ -46,7 +46,7 @@ class RunOptions(TypedDict, total=False):
     provenance: Mapping[str, JsonValue]
     prepare: Preparation[Any]
     publish: Callable[[Outcome[Any]], Awaitable[None]]
-    context: contextvars.Context
+    context: Context
     on_child_failure: Literal["isolate", "cancel"]
     finisher: Finisher
 
@@ -81,7 +81,7 @@ class Particulars:
     provenance: str
     prepare: Preparation[Any] | None
     publish: Callable[[Outcome[Any]], Awaitable[None]] | None
-    context: contextvars.Context | None
+    context: Context | None
     on_child_failure: str
     finisher: Finisher | None
 
@@ -112,7 +112,13 @@ def check_options(options: RunOptions) -> Particulars:
         raise InvalidRecordError("prepare", f"a {type(preparation).__name__} is no Preparation; wrap it in prepare()")
     publish = options.get("publish")
     if publish is not None and not callable(publish):
-        raise InvalidRecordError("publish", f"{publish!r} is no async function")
+        raise InvalidRecordError("publish", f"a {type(publish).__name__} is no async function")
+    context = options.get("context")
+    if context is not None and not isinstance(context, Context):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidRecordError("context", f"a {type(context).__name__} is no Context")
+    finisher = options.get("finisher")
+    if finisher is not None and not callable(getattr(finisher, "finish", None)):
+        raise InvalidRecordError("finisher", f"a {type(finisher).__name__} has no method finish")
     return Particulars(
         _check_name("kind", options.get("kind", PLAIN.kind)),
         _check_name("actor", options["actor"]) if "actor" in options else None,
@@ -120,10 +126,20 @@ def check_options(options: RunOptions) -> Particulars:
         _check_provenance(options.get("provenance")),
         preparation,
         publish,
-        options.get("context"),
+        context,
         policy,
-        options.get("finisher"),
+        finisher,
     )
+
+
+def check_body(fn: object) -> None:
+    """Refuse what can't be called, before anything is stored; whether it is async shows only when it runs.
+
+    Raises:
+        InvalidRecordError: it isn't callable.
+    """
+    if not callable(fn):
+        raise InvalidRecordError("fn", f"a {type(fn).__name__} is no async function")
 
 
 def check_run_id(run_id: object) -> RunId:
@@ -144,7 +160,8 @@ def _check_name(key: str, name: object) -> str:
         name.encode()
     except UnicodeEncodeError:
         raise InvalidRecordError(key, f"{name!r} is not valid Unicode text") from None
-    return name
+    # A member of an enumeration of texts is a fine name; rows hold its text.
+    return str.__str__(name)
 
 
 def _check_provenance(provenance: object) -> str:

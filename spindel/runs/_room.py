@@ -122,6 +122,8 @@ class Room:
         self.entries: dict[int, Entry] = {}
         self.family = FamilyState()
         self.admissions = 0
+        # True while a cancel callback is being called.
+        self.calling_back = False
         self.nursery: trio.Nursery
         self.pool: WorkerPool
         self._ids = ids
@@ -183,7 +185,7 @@ class Room:
         Raises:
             InvalidRecordError: the reason isn't 1 to 64 of `[a-z0-9-]`.
         """
-        check_reason(reason)
+        reason = check_reason(reason)
         asked = sum(1 for entry in self.entries.values() if entry.live and entry.verdict is None)
         request_cancel(self.family.leases.values(), reason)
         return asked
@@ -259,11 +261,14 @@ class Room:
             grace_seconds: how long to wait on Trio's clock.
 
         Raises:
+            InvalidRecordError: the grace is negative, or no number.
             RoomCloseRefusedError: Runs or holds remain after the grace. The fence stays; call it again.
             RoomCloseInProgressError: another task is closing it.
             WaitRefusedError: called by a Run of this room, or under a frontier.
             RoomOwnershipLostError: a newer owner has the room.
         """
+        if not grace_seconds >= 0:
+            raise InvalidRecordError("grace_seconds", f"{grace_seconds!r} is not at least 0")
         check_wait(None, self.family)
         await trio.lowlevel.checkpoint()
         if self.state is RoomState.CLOSED:
@@ -280,7 +285,7 @@ class Room:
             if not self._idle.is_set():
                 remaining = [entry.run_id for entry in self.entries.values()]
                 raise RoomCloseRefusedError(self.name, remaining, self.held())
-            self._set_state(RoomState.CLOSED)
+            self._set_closed()
         finally:
             self._closing = False
 
@@ -293,6 +298,10 @@ class Room:
             return self._last_micros
         self._last_micros = now
         return now
+
+    def start_time_at(self, micros: int) -> None:
+        """Let no time of this room be earlier."""
+        self._last_micros = max(self._last_micros, micros)
 
     def next_uuid(self) -> UUID:
         """Give a fresh id."""
@@ -474,8 +483,7 @@ class Room:
         if self.state is RoomState.LOST:
             self.events.close()
             return self._interrupt or RoomOwnershipLostError(self.name, self.epoch)
-        if self.state is not RoomState.CLOSED:
-            self._set_state(RoomState.CLOSED)
+        self._set_closed()
         self.events.close()
         return self._interrupt
 
@@ -492,6 +500,11 @@ class Room:
         assert state in ROOM_NEXT[self.state], f"no way from {self.state} to {state}"
         self.state = state
         self._not_open.set()
+
+    def _set_closed(self) -> None:
+        # The last return wakes a closer and the end of the block in one turn, in either order.
+        if self.state is not RoomState.CLOSED:
+            self._set_state(RoomState.CLOSED)
 
     def _cancel_block(self) -> None:
         if self._block is not None:
@@ -530,7 +543,7 @@ def open_room(
         SchemaError: the file is no database of ours.
         RoomOwnershipLostError: raised by the block when a newer owner took the room.
     """
-    check_room_name(name)
+    name = check_room_name(name)
     if not durable and store is not None:
         raise InvalidRecordError("durable", "False means a room without a store; leave the store out")
     if not report_seconds > 0:
@@ -561,6 +574,8 @@ async def _open_durable(
         opened.claim_room(claim) as epoch,
     ):
         room = Room(name, opened, epoch, incarnation, ids, clock, report_seconds)
+        # A wall clock that was set back since the last opening must not date rows before what is stored.
+        room.start_time_at(next((record.opened_at for record in await opened.list_rooms() if record.name == name), 0))
         await _adopt_orphans(room)
         async with _open_block(room, threads_max):
             yield room

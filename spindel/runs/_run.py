@@ -127,14 +127,16 @@ class Run(Generic[T]):
             try:
                 host.tasks.start_soon(fn, *args, name=name)
             except RuntimeError:
-                # Trio refuses because the last plain task and the body have ended; anything else is not ours to map.
-                if host.over or entry.work_over or _is_closed(host.tasks):
-                    raise FamilySealedError(entry.run_id) from None
+                self._raise_if_plain_half_closed()
                 raise
             return
         if entry.work_over or not entry.live or (host is not None and host.over):
             raise FamilySealedError(entry.run_id)
-        host_of(entry).start_task(fn, args, name)
+        try:
+            host_of(entry).start_task(fn, args, name)
+        except RuntimeError:
+            self._raise_if_plain_half_closed()
+            raise
 
     @trio.lowlevel.enable_ki_protection
     async def start_child(
@@ -318,7 +320,7 @@ class Run(Generic[T]):
             InvalidRecordError: the reason isn't 1 to 64 of `[a-z0-9-]`.
         """
         entry = self._entry
-        check_reason(reason)
+        reason = check_reason(reason)
         undecided = entry.verdict is None and entry.end is None
         request_cancel((entry,), reason)
         return undecided
@@ -424,6 +426,13 @@ class Run(Generic[T]):
             entry.started = Readiness()
         return entry.started
 
+    def _raise_if_plain_half_closed(self) -> None:
+        """Map Trio's refusal of a task after the body and the last plain task; another error is not ours to map."""
+        entry = self._entry
+        tasks = None if entry.host is None else entry.host.tasks
+        if entry.fn is None and (tasks is None or not tasks.child_tasks):
+            raise FamilySealedError(entry.run_id) from None
+
     def _raise_if_lost(self) -> None:
         entry = self._entry
         if entry.end == "lost":
@@ -441,6 +450,7 @@ class Run(Generic[T]):
             or consumer.room is not entry.room
             or entry.room.store is None
             or not consumer.live
+            or consumer.status is not RunStatus.RUNNING
             or not entry.status.terminal
         ):
             return
@@ -471,8 +481,3 @@ async def _store_cause(consumer: Entry, cause: RunId) -> None:
             confirmation = Confirmation.ABSENT
         if confirmation is not Confirmation.PRESENT:
             raise CauseNotDurableError(consumer.run_id, cause, str(error)) from error
-
-
-def _is_closed(nursery: trio.Nursery) -> bool:
-    """True if nothing of the nursery is left, so that only being closed can be why it refused a task."""
-    return not nursery.child_tasks

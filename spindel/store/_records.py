@@ -156,25 +156,25 @@ class RunPage:
 
 
 def check_room_name(name: object) -> str:
-    """Give the name back.
+    """Give the name back, as a plain text also if it is a member of an enumeration.
 
     Raises:
         InvalidRecordError: it isn't 1 to 128 of `[a-z0-9._/-]`.
     """
     if not isinstance(name, str) or _ROOM_NAME.fullmatch(name) is None:
         raise InvalidRecordError("room", f"{name!r} is not 1 to 128 characters of [a-z0-9._/-]")
-    return name
+    return str.__str__(name)
 
 
 def check_reason(reason: object) -> str:
-    """Give the reason back.
+    """Give the reason back, as a plain text also if it is a member of an enumeration.
 
     Raises:
         InvalidRecordError: it isn't 1 to 64 of `[a-z0-9-]`.
     """
     if not isinstance(reason, str) or _REASON.fullmatch(reason) is None:
         raise InvalidRecordError("reason", f"{reason!r} is not 1 to 64 characters of [a-z0-9-]")
-    return reason
+    return str.__str__(reason)
 
 
 def check_limit(limit: object) -> int:
