@@ -26,7 +26,7 @@ import attrs
 import trio
 
 from spindel.clock import foreign_work
-from spindel.errors import LaunchNotRecoverableError, NotHeldError, StaleRevisionError
+from spindel.errors import LaunchNotRecoverableError, NotHeldError, RunAbandonedError, StaleRevisionError
 from spindel.ids import LaunchId
 from spindel.runs._entry import FamilyReturned, Hold
 from spindel.runs._frontier import bind_launch, current_entry, launch_frontier
@@ -192,11 +192,14 @@ class WorkerPool:
 
         Raises:
             BaseException: what `fn` raised.
+            RunAbandonedError: the executor never took it, and an operator gave it up.
         """
         launch = Launch(self._room, kind, fn, entry)
         await self._run_to_end(launch)
         if launch.error is not None:
             raise launch.error
+        if launch.state is not LaunchState.RETURNED:
+            raise RunAbandonedError(entry.run_id)
         return cast("R", launch.result)
 
     async def call_native(self, fn: Callable[[*Ts], R], *args: *Ts, entry: Entry) -> R:
@@ -260,7 +263,7 @@ class WorkerPool:
                 launch.ticket = self.tasks.construct(launch)
                 launch.state = LaunchState.REGISTERED
             launch.state = LaunchState.SUBMITTING
-            self.tasks.submit(launch, self._run_ticket)
+            self.tasks.submit(launch, self.run_ticket)
         except Exception as error:  # noqa: BLE001  an executor's failure is an input: the launch is held where it stands
             if launch.ticket is None:
                 launch.state = LaunchState.RETAINED
@@ -320,7 +323,8 @@ class WorkerPool:
         launch.tell()
 
     @trio.lowlevel.enable_ki_protection
-    async def _run_ticket(self, launch: Launch) -> None:
+    async def run_ticket(self, launch: Launch) -> None:
+        """Run a submitted launch's ticket, if nobody has; what an executor is given to run."""
         assert launch.ticket is not None, "a ticket is registered before it is submitted"
         if not launch.ticket.claim():
             return
