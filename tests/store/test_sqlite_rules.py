@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from itertools import product
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -182,36 +183,39 @@ IDENTITY = {
 }
 
 
+OTHER_OUTCOMES = (
+    "status = 'running', ended_at = NULL",
+    "status = 'cancelled', ended_at = 5",
+    "reason = 'other'",
+    "error = 'other'",
+    "ended_at = ifnull(ended_at, 0) + 1",
+    "job_scorecard = 'other'",
+    "job_result_state = 'other'",
+)
+
+
 class TestRawUpdate:
-    @pytest.mark.parametrize("column", sorted(IDENTITY))
     @pytest.mark.parametrize("name", ["running", "completed"])
     @pytest.mark.parametrize("form", ["UPDATE", "UPDATE OR REPLACE", "UPDATE OR IGNORE"])
-    async def test_of_identity_is_refused(self, attacked: Attacked, form: str, name: str, column: str) -> None:
+    async def test_of_identity_is_refused(self, attacked: Attacked, form: str, name: str) -> None:
         """R-08: nothing that tells which Run a row is can be changed, whatever its state."""
-        code = attacked.attack(
-            f"{form} runs SET {column} = ? WHERE id = ?", (IDENTITY[column], str(attacked.rows[name].id))
-        )
+        run_id = str(attacked.rows[name].id)
+        codes = {
+            column: attacked.attack(f"{form} runs SET {column} = ? WHERE id = ?", (value, run_id))
+            for column, value in IDENTITY.items()
+        }
 
-        assert code == "identity-immutable"
+        assert codes == dict.fromkeys(IDENTITY, "identity-immutable")
 
     @pytest.mark.parametrize("name", ["completed", "waiting", "fence", "ended-job"])
-    @pytest.mark.parametrize(
-        "change",
-        [
-            "status = 'running', ended_at = NULL",
-            "status = 'cancelled', ended_at = 5",
-            "reason = 'other'",
-            "error = 'other'",
-            "ended_at = ifnull(ended_at, 0) + 1",
-            "job_scorecard = 'other'",
-            "job_result_state = 'other'",
-        ],
-    )
-    async def test_of_an_outcome_is_refused(self, attacked: Attacked, name: str, change: str) -> None:
+    async def test_of_an_outcome_is_refused(self, attacked: Attacked, name: str) -> None:
         """R-06: an outcome that was written is never changed."""
-        code = attacked.attack(f"UPDATE runs SET {change} WHERE id = ?", (str(attacked.rows[name].id),))
+        run_id = str(attacked.rows[name].id)
+        codes = {
+            change: attacked.attack(f"UPDATE runs SET {change} WHERE id = ?", (run_id,)) for change in OTHER_OUTCOMES
+        }
 
-        assert code == "terminal-fence"
+        assert codes == dict.fromkeys(OTHER_OUTCOMES, "terminal-fence")
 
     @pytest.mark.parametrize(
         "change",
@@ -309,7 +313,7 @@ class TestPlans:
         connection = apsw.Connection(store.path)
         rows = connection.execute(f"EXPLAIN QUERY PLAN {statement}", values).fetchall()
         connection.close()
-        return "\n".join(row[3] for row in rows)
+        return "\n".join(str(row[3]) for row in rows)
 
     async def test_adoption_reads_running_rows_only(self, attacked: Attacked) -> None:
         """R-88: orphans are found by the index of running rows; nothing is scanned."""
@@ -322,23 +326,16 @@ class TestPlans:
             assert "runs_running" in plan
             assert "SCAN runs" not in plan
 
-    @pytest.mark.parametrize("running", [False, True])
-    @pytest.mark.parametrize("status", [False, True])
-    @pytest.mark.parametrize("parent", [False, True])
-    @pytest.mark.parametrize("under", [False, True])
-    @pytest.mark.parametrize("before", [False, True])
-    async def test_no_list_scans_the_table(
-        self, attacked: Attacked, *, running: bool, status: bool, parent: bool, under: bool, before: bool
-    ) -> None:
+    async def test_no_list_scans_the_table(self, attacked: Attacked) -> None:
         reader = RunReader(apsw.Connection(attacked.store.path))
-        text = reader._build_page(running, status or running, parent, under, before)
-        reader.close()
         names = ("room", "limit", "status", "parent", "under", "before_start", "before_id")
-        plan = self.plan(attacked.store, text, dict.fromkeys(names, "x"))
+        for running, status, parent, under, before in product([False, True], repeat=5):
+            text = reader._build_page(running, status or running, parent, under, before)
+            plan = self.plan(attacked.store, text, dict.fromkeys(names, "x"))
 
-        assert "SCAN runs" not in plan
-        if not (running or under):
-            assert "TEMP B-TREE" not in plan
+            assert "SCAN runs" not in plan, text
+            assert running or under or "TEMP B-TREE" not in plan, text
+        reader.close()
 
 
 @pytest.mark.slow
@@ -383,7 +380,7 @@ def fill(path: Path, template: str, *, running: int, ended: int) -> None:
         (template,),
     )
     for _, text in triggers:
-        connection.execute(text)
+        connection.execute(str(text))
     connection.execute("COMMIT")
     connection.close()
 
