@@ -1,0 +1,8 @@
+"""`python -m spindel.cli`."""
+
+from __future__ import annotations
+
+from spindel.cli import main
+
+if __name__ == "__main__":
+    main()

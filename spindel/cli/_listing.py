@@ -1,0 +1,200 @@
+"""Reading a room's rows and printing them, as a list or as a tree."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+from attrs import define, field, frozen
+
+from spindel.cli._drawing import Rest, draw
+from spindel.cli._exit import CommandError, refuse
+from spindel.cli._text import clip, describe_counts, describe_name, printable, seconds
+from spindel.errors import InvalidRecordError, SchemaError
+from spindel.runs import open_reader
+from spindel.store import RunStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from spindel.ids import RunId
+    from spindel.runs import RoomReader
+    from spindel.store import RunRecord
+
+__all__ = ["Listing", "print_runs"]
+
+_PAGE: Final = 100
+_ERROR_CHARACTERS_MAX: Final = 100
+_COLORS: Final = {"running": "green", "waiting": "yellow", "failed": "red", "cancelled": "yellow"}
+
+
+@frozen
+class Listing:
+    """What to show. A limit of None is none."""
+
+    db: str
+    room: str
+    tree: bool
+    status: str | None
+    limit: int | None
+    as_json: bool
+
+
+@define(eq=False)
+class _Branch:
+    """A Run in the tree: what its line needs, since all rows of the room may have to be kept.
+
+    Attributes:
+        size: how many Runs it is with its descendants.
+    """
+
+    id: RunId
+    parent_id: RunId | None
+    line: str
+    status: str
+    facts: dict[str, Any] | None
+    wanted: bool
+    children: list[_Branch] = field(factory=list["_Branch"])
+    size: int = 1
+
+
+async def print_runs(listing: Listing) -> int:
+    """Read and print.
+
+    Raises:
+        CommandError: the file or the room can't be read.
+    """
+    status = None if listing.status is None else RunStatus(listing.status)
+    try:
+        async with open_reader(listing.db, name=listing.room) as reader:
+            await _check_room(reader, listing)
+            if listing.tree:
+                await _print_tree(reader, listing)
+            else:
+                await _print_list(reader, listing, status)
+    except (SchemaError, InvalidRecordError) as problem:
+        refuse(problem)
+    return 0
+
+
+async def _check_room(reader: RoomReader, listing: Listing) -> None:
+    names = [record.name for record in await reader.store.list_rooms()]
+    if listing.room not in names:
+        there = f"it has {', '.join(names)}" if names else "it has none"
+        raise CommandError(f"{listing.db} has no room {listing.room}; {there}.")
+
+
+async def _read_rows(reader: RoomReader, status: RunStatus | None, take: Callable[[RunRecord], bool]) -> None:
+    """Give rows to `take`, the latest start first, until it wants no more."""
+    page = await reader.list_runs(status=status, limit=_PAGE)
+    while all(map(take, page.runs)) and page.next is not None:
+        page = await reader.list_runs(status=status, before=page.next, limit=_PAGE)
+
+
+async def _print_list(reader: RoomReader, listing: Listing, status: RunStatus | None) -> None:
+    facts: list[dict[str, Any]] = []
+    count = 0
+    more = False
+
+    def take(record: RunRecord) -> bool:
+        nonlocal count, more
+        if count == listing.limit:
+            more = True
+            return False
+        count += 1
+        if listing.as_json:
+            facts.append(_facts(record))
+        else:
+            click.echo(f"{_time(record.started_at)}  {record.id}  {_line(record)}")
+        return True
+
+    await _read_rows(reader, status, take)
+    if listing.as_json:
+        _print_json(listing, facts, more=more)
+    elif more:
+        click.echo("… and more; --limit 0 shows all")
+
+
+async def _print_tree(reader: RoomReader, listing: Listing) -> None:
+    """Draw the structural tree. It needs every row: what owns the latest start may be the oldest."""
+    branches: dict[RunId, _Branch] = {}
+
+    def take(record: RunRecord) -> bool:
+        line = "" if listing.as_json else _line(record)
+        facts = _facts(record) if listing.as_json else None
+        wanted = listing.status is None or record.status.value == listing.status
+        branches[record.id] = _Branch(record.id, record.parent_id, line, record.status.value, facts, wanted)
+        return True
+
+    await _read_rows(reader, None, take)
+    roots = _grow(branches)
+    lines = draw(roots, lambda branch: branch.children, listing.limit)
+    if listing.as_json:
+        shown = [row.facts for _, row in lines if not isinstance(row, Rest) and row.facts is not None]
+        _print_json(listing, shown, more=len(shown) < sum(root.size for root in roots))
+        return
+    for prefix, row in lines:
+        if isinstance(row, Rest):
+            below = sum(branch.size for branch in row.nodes)
+            inside = f", {below:,} with all below" if below > len(row.nodes) else ""
+            click.echo(f"{prefix}… {len(row.nodes):,} more{inside}; --limit 0 shows all")
+        else:
+            click.echo(prefix + row.line)
+    click.echo(describe_counts(Counter(branch.status for branch in branches.values())))
+
+
+def _grow(branches: dict[RunId, _Branch]) -> list[_Branch]:
+    """Link what is wanted with its owners, in the order of the starts; gives the roots, the latest first."""
+    roots: list[_Branch] = []
+    for branch in branches.values():
+        parent = None if branch.parent_id is None else branches.get(branch.parent_id)
+        (roots if parent is None else parent.children).append(branch)
+    order = list(roots)
+    for branch in order:  # grows while it is walked: owners come before what they own
+        branch.children.reverse()
+        order.extend(branch.children)
+    for branch in reversed(order):
+        branch.children = [child for child in branch.children if child.wanted]
+        branch.size += sum(child.size for child in branch.children)
+        branch.wanted = branch.wanted or bool(branch.children)
+    return [root for root in roots if root.wanted]
+
+
+def _line(record: RunRecord) -> str:
+    """Write a Run for people: status, what it is, how long it took, why it ended so."""
+    text = click.style(f"{record.status.value:<9}", fg=_COLORS.get(record.status.value))
+    text += f" {describe_name(record.kind, record.provenance)}"
+    if record.ended_at is not None:
+        text += f"  {seconds((record.ended_at - record.started_at) / 1e6)}"
+    if record.reason is not None:
+        text += f"  {record.reason}"
+    if record.error is not None:
+        text += f"  {clip(printable(record.error), _ERROR_CHARACTERS_MAX)}"
+    return text
+
+
+def _facts(record: RunRecord) -> dict[str, Any]:
+    name = record.provenance.get("name")
+    return {
+        "run_id": str(record.id),
+        "parent_id": None if record.parent_id is None else str(record.parent_id),
+        "kind": record.kind,
+        "name": name if isinstance(name, str) else None,
+        "actor": record.actor,
+        "status": record.status.value,
+        "reason": record.reason,
+        "error": record.error,
+        "started_at": record.started_at,
+        "ended_at": record.ended_at,
+    }
+
+
+def _print_json(listing: Listing, facts: list[dict[str, Any]], *, more: bool) -> None:
+    click.echo(msgspec.json.encode({"room": listing.room, "runs": facts, "more": more}).decode())
+
+
+def _time(micros: int) -> str:
+    return datetime.fromtimestamp(micros // 1_000_000, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,67 @@
+"""The group of commands, and what every command has in common."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+import click
+
+from spindel.cli._check import check
+from spindel.cli._exit import code_of_signal
+from spindel.cli._run import run
+from spindel.cli._runs import runs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["cli", "run_command_line"]
+
+
+def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if not wanted or context.resilient_parsing:
+        return
+    try:
+        number = version("spindel")
+    except PackageNotFoundError:
+        number = "(not installed)"
+    click.echo(f"spindel {number}")
+    context.exit()
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
+)
+def cli() -> None:
+    """Durable structured concurrency for Trio.
+
+    A room is a file that tells the truth about the Runs in it, while they live, after they ended, after a crash.
+    """
+
+
+cli.add_command(run)
+cli.add_command(runs)
+cli.add_command(check)
+
+
+def run_command_line(arguments: Sequence[str] | None) -> int:
+    """Run a command and give its exit code; whatever a user can do wrong ends in a sentence, without a traceback."""
+    try:
+        # Not click's standalone mode, which gives every interruption the code 1.
+        code = cli.main(arguments, prog_name="spindel", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as problem:
+        problem.show()
+        return problem.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("Interrupted; nothing was begun.", err=True)
+        return code_of_signal(signal.SIGINT)
+    except BrokenPipeError:
+        # Whoever read has enough. What is still buffered goes nowhere, so that leaving doesn't complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return code_of_signal(signal.SIGPIPE)
+    return code if isinstance(code, int) else 0

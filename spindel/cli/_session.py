@@ -1,0 +1,211 @@
+"""Running one function as the root Run of a room, under the signals of a terminal."""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import trio
+from attrs import frozen
+
+from spindel.cli._display import Display, PlainDisplay, log_to
+from spindel.cli._report import Report, describe_error, describe_held
+from spindel.cli._text import describe_name, printable
+from spindel.errors import OutcomeError
+from spindel.operator import abandon_held
+from spindel.runs import observe_settlement, open_room
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from spindel.cli._signals import Signals
+    from spindel.cli._target import Function
+    from spindel.runs import HeldObligation, Room, Run
+
+__all__ = ["Request", "Session"]
+
+_PAGE: Final = 100
+_NAMED_MAX: Final = 10
+"""How many live Runs the second signal names."""
+
+
+@frozen(kw_only=True)
+class Request:
+    """What to run, and where.
+
+    Attributes:
+        target: how the user wrote it.
+        store: the path of a database, None for memory.
+    """
+
+    function: Function
+    target: str
+    arguments: tuple[str, ...]
+    store: str | None
+    room: str
+    quiet: bool
+
+
+class Session:
+    """One run of `spindel run`."""
+
+    def __init__(self, request: Request, signals: Signals) -> None:
+        self._request = request
+        self._signals = signals
+        self._display = Display()
+        self._room: Room | None = None
+        self._opening = trio.CancelScope()
+        self._abandoned: list[HeldObligation] = []
+        self._report: Report | None = None
+
+    async def run(self) -> tuple[Report | None, BaseException | None]:
+        """Open the room, run the function, close the room.
+
+        Returns:
+            What became of the function, None if it never began; and what the room raised, None if nothing.
+        """
+        send, receive = trio.open_memory_channel[int](math.inf)
+        token = trio.lowlevel.current_trio_token()
+        self._signals.listen(lambda number: token.run_sync_soon(send.send_nowait, number))
+        self._display = _choose_display(quiet=self._request.quiet)
+        handler = log_to(self._display, quiet=self._request.quiet)
+        logger = logging.getLogger("spindel")
+        logger.addHandler(handler)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._obey, receive)
+                problem = await self._run_in_room(nursery)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._signals.end()
+            logger.removeHandler(handler)
+            self._display.close()
+        return self._report, problem
+
+    async def _run_in_room(self, nursery: trio.Nursery) -> BaseException | None:
+        """Do it all; gives what the room raised, rather than let it meet the nursery."""
+        request = self._request
+        try:
+            with self._opening:
+                async with open_room(request.store, name=request.room) as room:
+                    self._room = room
+                    # The room decides when its Runs are cancelled, and joins them; this waits for the end of that.
+                    with trio.CancelScope(shield=True):
+                        ready = trio.Event()
+                        nursery.start_soon(self._follow, room, ready)
+                        await ready.wait()
+                        if self._signals.first is None:
+                            await self._run_root(room)
+        except (Exception, KeyboardInterrupt, SystemExit) as problem:  # noqa: BLE001  told by the command
+            return problem
+        return None
+
+    async def _follow(self, room: Room, ready: trio.Event) -> None:
+        try:
+            await self._display.follow(room, ready)
+        except Exception as problem:  # noqa: BLE001  no Run may fail because it can't be shown
+            self._display.close()
+            self._display.warn(f"warning: the display broke down: {printable(describe_error(problem))}")
+        finally:
+            ready.set()
+
+    async def _run_root(self, room: Room) -> None:
+        request = self._request
+        began = trio.current_time()
+        name = printable(request.target)
+        kind = printable(getattr(request.function, "__name__", "main"))
+        function = cast("Callable[[Run[Any], *tuple[str, ...]], Awaitable[Any]]", request.function)
+        run = await room.start(function, *request.arguments, kind=kind, provenance={"name": name})
+        place = "memory" if request.store is None else printable(request.store)
+        self._display.say(f"run {run.id} of {name} in room {room.name} of {place}")
+        error: BaseException | None = None
+        value: Any = None
+        reason: str | None = None
+        status = "running"
+        try:
+            await run.wait_returned()
+            outcome = run.outcome_nowait()
+        except OutcomeError as problem:
+            error = problem
+        else:
+            status, reason, value, error = outcome.status.value, outcome.reason, outcome.value, outcome.error
+        duration = trio.current_time() - began
+        settlement = await observe_settlement(room, run.id)
+        record = await room.load(run.id)
+        self._report = Report(
+            run_id=run.id,
+            name=describe_name(kind, {"name": name}),
+            status=status,
+            reason=reason,
+            settled=settlement.settled,
+            runs=await _count_runs(room, 0 if record is None else record.started_at),
+            value=value,
+            error=error,
+            held=(*self._abandoned, *room.held()),
+            duration_seconds=duration,
+        )
+
+    # -- signals ----------------------------------------------------------------------------------------------------
+
+    async def _obey(self, numbers: trio.MemoryReceiveChannel[int]) -> None:
+        first = True
+        async for number in numbers:
+            name = signal.Signals(number).name
+            if first:
+                self._cancel(name)
+            else:
+                self._give_up(name)
+            first = False
+
+    def _cancel(self, name: str) -> None:
+        if self._room is None:
+            self._opening.cancel()
+            return
+        asked = self._room.cancel_all(name.lower())
+        self._display.say(
+            f"{name}: {asked:,} live Run{'' if asked == 1 else 's'} asked to stop, and waited for; "
+            "a second signal gives up what is held, a third leaves at once"
+        )
+
+    def _give_up(self, name: str) -> None:
+        room = self._room
+        if room is None:
+            return
+        abandoned = abandon_held(room)
+        self._abandoned.extend(abandoned)
+        self._display.warn(f"{name}: {len(abandoned):,} held and given up; a third signal leaves at once")
+        for held in abandoned:
+            self._display.warn(f"  given up: {describe_held(held)}")
+        live = room.live()
+        for snapshot in live[-_NAMED_MAX:]:
+            self._display.warn(f"  still there: run {snapshot.id} {printable(snapshot.kind)} {snapshot.status}")
+        if len(live) > _NAMED_MAX:
+            self._display.warn(f"  and {len(live) - _NAMED_MAX:,} more")
+
+
+def _choose_display(*, quiet: bool) -> Display:
+    """Give the display that fits where standard error leads to."""
+    if quiet:
+        return Display()
+    if sys.stderr.isatty():
+        from spindel.cli._live import LiveDisplay
+
+        return LiveDisplay()
+    return PlainDisplay()
+
+
+async def _count_runs(room: Room, since: int) -> dict[str, int]:
+    """Count the Runs of this opening by stored status: newest first, until the rows are older than the first of them."""
+    counts: Counter[str] = Counter()
+    if room.store is None:
+        return dict(counts)
+    page = await room.list_runs(limit=_PAGE)
+    while True:
+        counts.update(record.status.value for record in page.runs if record.incarnation == room.incarnation)
+        if page.next is None or page.next.started_at < since:
+            return dict(counts)
+        page = await room.list_runs(before=page.next, limit=_PAGE)
