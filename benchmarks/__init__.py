@@ -1,0 +1,1 @@
+"""What spindel costs, question by question; see `README.md` beside this file."""

@@ -1,0 +1,254 @@
+"""What does starting and physically joining a child cost?
+
+| key | what | unit |
+|---|---|---|
+| `trio_rate` | tasks of a bare Trio nursery | tasks/s |
+| `task_rate`, `task_ratio` | plain tasks of a Run; against `trio_rate` | tasks/s |
+| `run_rate`, `run_ratio` | child Runs, memory store; against `trio_rate` | Runs/s |
+| `durable_rate` | child Runs in a file, `start_children` in groups of 256 | Runs/s |
+| `durable_rate_tasks` | the same from 256 tasks that await `start_child` | Runs/s |
+| `writer_rate` | the bare writer committing the same rows from 256 tasks | writes/s |
+| `durable_ratio` | `durable_rate` x 2 writes a child / `writer_rate` | |
+
+Held fixed: the body of a child and of a task is one checkpoint, on both sides, and counts itself; families of 1,000,
+one after another in one room; plain tasks start after the nurseries are open; each sample has its own loop, room and
+file. In memory by process time, durable by wall clock, from before the first start until the family has returned.
+`--rows N` gives the durable files a history of N finished rows. `--store` measures one half only.
+
+Non-goals: what a body does; how long one child takes when the machine is idle (that is the disk's sync).
+
+Sketch, in units of spawning and joining one bare task (t, about 15 us here). A child in memory: task 1 + scope 1.2 +
+entry, two mutations, handle, lease 1: about 3, so a ratio of 0.3 to 0.4. A durable child: in the bare writer 2 x (queue,
+wait, be resumed 1 + the statement with its triggers 2) = 6; ours the same 6 + the child 3 + its checks 1.5: about
+10.5, so 0.55, whatever the disk does, as long as batches stay large.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import trio
+
+from benchmarks._bare_writer import WRITES_PER_CHILD, make_file, write_rows
+from benchmarks._harness import (
+    GROUP,
+    ROOM,
+    Figures,
+    Settings,
+    Stopwatch,
+    count_stored,
+    median_rate,
+    new_file,
+    paired_ratio,
+    read_back,
+    sample,
+    start_in_groups,
+    take_turns,
+)
+from benchmarks._history import fill_history
+from spindel.runs import open_room
+from spindel.store import RunStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from spindel.runs import Run
+
+STORES: Final = ("memory", "sqlite")
+ROWS: Final = True
+
+_FAMILY: Final = 1_000
+
+
+@attrs.frozen
+class _Scale:
+    families: int
+    durable: int
+    repetitions: int
+
+
+_SMALL: Final = _Scale(families=1, durable=512, repetitions=3)
+_LARGE: Final = _Scale(families=20, durable=8_192, repetitions=11)
+
+
+def run(settings: Settings) -> Figures:
+    """Measure."""
+    scale = _LARGE if settings.large else _SMALL
+    counts: Counter[str] = Counter()
+    keys: dict[str, float | bool] = {}
+    if settings.store != "sqlite":
+        keys.update(_measure_memory(scale, counts))
+    if settings.store != "memory":
+        keys.update(_measure_durable(settings, scale, counts))
+    return Figures(repetitions=scale.repetitions, counts=counts, keys=keys)
+
+
+# -- in memory ---------------------------------------------------------------------------------------------------------
+
+
+def _measure_memory(scale: _Scale, counts: Counter[str]) -> dict[str, float | bool]:
+    seconds = take_turns(
+        {
+            "trio": partial(sample, _trio, scale, counts),
+            "task": partial(sample, _tasks, scale, counts),
+            "run": partial(sample, _runs, scale, counts),
+        },
+        scale.repetitions,
+    )
+    children = scale.families * _FAMILY
+    return {
+        "trio_rate": median_rate(children, seconds["trio"]),
+        "task_rate": median_rate(children, seconds["task"]),
+        "task_ratio": paired_ratio(seconds["trio"], seconds["task"]),
+        "run_rate": median_rate(children, seconds["run"]),
+        "run_ratio": paired_ratio(seconds["trio"], seconds["run"]),
+    }
+
+
+async def _task(done: Iterator[int]) -> None:
+    await trio.lowlevel.checkpoint()
+    next(done)
+
+
+async def _leaf(_: Run[None], done: Iterator[int]) -> None:
+    await trio.lowlevel.checkpoint()
+    next(done)
+
+
+async def _trio(scale: _Scale, counts: Counter[str]) -> float:
+    watch, done = Stopwatch(), count()
+    for _ in range(scale.families):
+        async with trio.open_nursery() as nursery:
+            watch.start()
+            for _ in range(_FAMILY):
+                nursery.start_soon(_task, done)
+        watch.stop()
+    counts["bare_tasks"] += next(done)
+    return watch.seconds
+
+
+async def _tasks(scale: _Scale, counts: Counter[str]) -> float:
+    watch, done = Stopwatch(), count()
+
+    async def body(run: Run[None]) -> None:
+        opened = trio.Event()
+
+        async def first() -> None:
+            opened.set()
+
+        run.start_soon(first)
+        await opened.wait()
+        watch.start()
+        for _ in range(_FAMILY):
+            run.start_soon(_task, done)
+
+    async with open_room(name=ROOM) as room:
+        for _ in range(scale.families):
+            root = await room.start(body)
+            await root.wait_returned()
+            watch.stop()
+        counts["tasks"] += next(done)
+        counts["task_roots"] += await read_back(room, RunStatus.COMPLETED)
+    return watch.seconds
+
+
+async def _runs(scale: _Scale, counts: Counter[str]) -> float:
+    watch, done = Stopwatch(), count()
+
+    async def body(run: Run[None]) -> None:
+        watch.start()
+        for _ in range(_FAMILY):
+            await run.start_child(_leaf, done)
+
+    async with open_room(name=ROOM) as room:
+        for _ in range(scale.families):
+            root = await room.start(body)
+            await root.wait_returned()
+            watch.stop()
+            counts["run_rows"] += await read_back(room, RunStatus.COMPLETED, parent=root.id)
+        counts["runs"] += next(done)
+    return watch.seconds
+
+
+# -- durable -----------------------------------------------------------------------------------------------------------
+
+
+def _measure_durable(settings: Settings, scale: _Scale, counts: Counter[str]) -> dict[str, float | bool]:
+    seconds = take_turns(
+        {
+            "durable": partial(_durable, settings, scale, counts, "durable", _start_groups),
+            "tasks": partial(_durable, settings, scale, counts, "durable_tasks", _start_from_tasks),
+            "writer": partial(_writer, settings, scale, counts),
+        },
+        scale.repetitions,
+    )
+    children = scale.durable
+    return {
+        "durable_rate": median_rate(children, seconds["durable"]),
+        "durable_rate_tasks": median_rate(children, seconds["tasks"]),
+        "writer_rate": median_rate(children * WRITES_PER_CHILD, seconds["writer"]),
+        "durable_ratio": paired_ratio(seconds["writer"], seconds["durable"]),
+    }
+
+
+async def _start_groups(run: Run[None], children: int, done: Iterator[int]) -> None:
+    await start_in_groups(run, children, _leaf, done)
+
+
+async def _start_from_tasks(run: Run[None], children: int, done: Iterator[int]) -> None:
+    async def start() -> None:
+        for _ in range(children // GROUP):
+            await run.start_child(_leaf, done)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(GROUP):
+            nursery.start_soon(start)
+
+
+def _durable(
+    settings: Settings, scale: _Scale, counts: Counter[str], name: str, start: Callable[..., Awaitable[None]]
+) -> float:
+    watch, done = Stopwatch(time.perf_counter), count()
+
+    async def body(run: Run[None]) -> None:
+        watch.start()
+        await start(run, scale.durable, done)
+
+    async def measure() -> None:
+        async with open_room(path, name=ROOM) as room:
+            root = await room.start(body)
+            await root.wait_returned()
+            watch.stop()
+
+    with new_file(settings.folder) as path:
+        _begin(path, settings.rows)
+        sample(measure)
+        _count(counts, name, next(done), path, settings.rows)
+    return watch.seconds
+
+
+def _writer(settings: Settings, scale: _Scale, counts: Counter[str]) -> float:
+    watch = Stopwatch(time.perf_counter)
+    with new_file(settings.folder) as path:
+        _begin(path, settings.rows)
+        sample(write_rows, path, scale.durable, GROUP, watch)
+        _count(counts, "writer", scale.durable, path, settings.rows)
+    return watch.seconds
+
+
+def _begin(path: Any, history: int | None) -> None:
+    trio.run(make_file, path)
+    if history is not None:
+        fill_history(path, history)
+
+
+def _count(counts: Counter[str], name: str, bodies: int, path: Any, history: int | None) -> None:
+    stored = count_stored(path)
+    counts[f"{name}_bodies"] += bodies
+    counts[f"{name}_rows"] += stored["completed"] - (history or 0)
+    counts[f"{name}_witnesses"] += stored["witnesses"] - (history or 0)
