@@ -8,6 +8,7 @@ from pathlib import Path
 import apsw
 
 from spindel import errors, observe
+from spindel.cli._main import cli as command_line
 
 ROOT = Path(__file__).parent.parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -31,7 +32,9 @@ def test_the_catalogue_of_events_is_complete() -> None:
 
 
 def test_every_branch_of_the_errors_has_a_row() -> None:
-    branches = {kind.__name__ for kind in errors.SpindelError.__subclasses__()} - {"AdmissionError"}
+    branches = {
+        kind.__name__ for kind in errors.SpindelError.__subclasses__() if kind.__module__ == errors.__name__
+    } - {"AdmissionError"}
     rows = re.findall(r"^\| \{py:class\}`~spindel\.errors\.(\w+)`", (REFERENCE / "errors.md").read_text(), re.MULTILINE)
 
     assert set(rows) == branches
@@ -67,4 +70,20 @@ def test_the_schema_page_names_every_column() -> None:
     ]
 
     assert tables
+    assert not missing
+
+
+def test_the_command_line_page_names_every_command_and_option() -> None:
+    text = (REFERENCE / "command-line.md").read_text()
+    sections = {name: body for name, body in re.findall(r"\n## spindel (\w+)\n(.*?)(?=\n## |\Z)", text, re.DOTALL)}
+    missing = [
+        f"{name} {option}"
+        for name, command in command_line.commands.items()
+        for parameter in command.params
+        if parameter.name != "help"
+        for option in (*parameter.opts, *parameter.secondary_opts)
+        if option.startswith("--") and option not in sections.get(name, "")
+    ]
+
+    assert set(sections) == set(command_line.commands)
     assert not missing
