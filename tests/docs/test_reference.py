@@ -75,7 +75,7 @@ def test_the_schema_page_names_every_column() -> None:
 
 def test_the_command_line_page_names_every_command_and_option() -> None:
     text = (REFERENCE / "command-line.md").read_text()
-    sections = {name: body for name, body in re.findall(r"\n## spindel (\w+)\n(.*?)(?=\n## |\Z)", text, re.DOTALL)}
+    sections: dict[str, str] = dict(re.findall(r"\n## spindel (\w+)\n(.*?)(?=\n## |\Z)", text, re.DOTALL))
     missing = [
         f"{name} {option}"
         for name, command in command_line.commands.items()
