@@ -328,12 +328,13 @@ class MemoryStore:
             if finish.family_returned and not row.witnesses & _FAMILY:
                 raise WriteRefusedError("witness-late", detail=f"run {finish.id} ended without its family witness")
             return
+        if finish.family_returned:
+            _family_supported(row)
         if finish.status == RunStatus.WAITING and not (
             finish.job_result_state is None and finish.job_scorecard is None
         ):
             raise WriteRefusedError("outcome-early", detail=f"a result on the waiting run {finish.id}")
         if finish.family_returned:
-            _family_supported(row)
             row.witnesses |= _FAMILY
         self._end(room, key, row, finish)
 
@@ -374,14 +375,14 @@ class MemoryStore:
         new = wanted & ~row.witnesses
         if not new:
             return
+        if new & _FAMILY:
+            _family_supported(row)
         after = row.witnesses | new
         ended = row.end is not None
         if ended and new & (_FAMILY | _CORE):
             raise WriteRefusedError("witness-late", detail=f"run {mutation.id} has ended")
         if new & _ADAPTER and not (after & _CORE and row.end is not None and row.end.status in ENDED):
             raise WriteRefusedError("adapter-order", detail=f"run {mutation.id} lacks its core witness or its end")
-        if new & _FAMILY:
-            _family_supported(row)
         row.changed_at = max(mutation.at, row.updated_at())
         row.witnesses = after
 
@@ -389,7 +390,7 @@ class MemoryStore:
         row = self._row(room, mutation.id)
         if row.disposal == mutation.disposal:
             return
-        if row.end is None or row.end.reason != "admission-failed" or row.end.status != RunStatus.FAILED:
+        if row.end is None or not _was_fenced(row.end):
             raise WriteRefusedError("disposal-order", detail=f"run {mutation.id} isn't a fenced admission")
         row.changed_at = max(mutation.at, row.updated_at())
         row.disposal = mutation.disposal
@@ -449,12 +450,13 @@ class MemoryStore:
         for key in keys:
             row = self._rows.get(key)
             if row is None:
-                self._undo.note(partial(self._forget, room, key))
+                self._undo.note(partial(self._forget, room, key, room.latest_start))
             elif row.admission.room == room.name:
                 home = room.live if key in room.live else room.orphans if key in room.orphans else None
                 self._undo.note(partial(_restore, row, copy(row), home))
 
-    def _forget(self, room: _Room, key: int) -> None:
+    def _forget(self, room: _Room, key: int, latest_start: int) -> None:
+        room.latest_start = latest_start
         if self._rows.pop(key, None) is not None:
             del room.rows[key]
             room.live.pop(key, None)
@@ -519,15 +521,15 @@ class MemoryStore:
             return Confirmation.ABSENT
         if row.disposal == mutation.disposal:
             return Confirmation.PRESENT
-        return Confirmation.ABSENT if row.end.reason == "admission-failed" else Confirmation.CONFLICT
+        return Confirmation.ABSENT if _was_fenced(row.end) else Confirmation.CONFLICT
 
     def _confirm_adoption(self, mutation: AdoptOrphans) -> Confirmation:
         room = self._rooms.get(mutation.room)
         if room is None:
             return Confirmation.PRESENT
-        # An older owner is asked about its own point of view: later incarnations' rows are other ones, too.
-        running = chain(room.orphans.values(), room.live.values())
-        left = any(row.admission.incarnation != mutation.incarnation for row in running)
+        # Seen by an older owner, the rows of later incarnations are other ones, too.
+        others = () if mutation.incarnation == room.incarnation else room.live.values()
+        left = any(row.admission.incarnation != mutation.incarnation for row in chain(room.orphans.values(), others))
         return Confirmation.ABSENT if left else Confirmation.PRESENT
 
     def _confirm_together(self, mutation: Together) -> Confirmation:
@@ -585,6 +587,10 @@ def _end_of_fence(fence: FenceAdmission) -> FinishRun:
         ended_at=fence.ended_at,
         family_returned=False,
     )
+
+
+def _was_fenced(end: FinishRun) -> bool:
+    return end.status == RunStatus.FAILED and end.reason == "admission-failed"
 
 
 def _is_fence(row: _Row, fence: FenceAdmission) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
 from spindel.store._memory import MemoryStore
+from spindel.store._sqlite import SqliteStore
 from spindel.testing.store_contract import StoreContract
 
 if TYPE_CHECKING:
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class TestStores(StoreContract):
-    @pytest.fixture(params=["memory"])
+    @pytest.fixture(params=["memory", "sqlite-thread", "sqlite-inline"])
     def reopen(self, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
-        store = MemoryStore()
-        return lambda: store
+        if request.param == "memory":
+            store = MemoryStore()
+            return lambda: store
+        executor: Literal["thread", "inline"] = "thread" if request.param == "sqlite-thread" else "inline"
+        return lambda: SqliteStore(tmp_path / "rooms.db", executor=executor)

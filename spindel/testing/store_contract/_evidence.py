@@ -212,8 +212,12 @@ class EvidenceContract:
     async def test_disposal_of_a_run_that_was_executed_is_refused(self, store: Store, room: Commands) -> None:
         run = room.admit()
         await store.write(run)
+        alike = room.admit()
+        await store.write(alike)
         await store.write(room.finish(run, "failed", reason="other"))
-        disposal = room.dispose(run)
+        await store.write(room.finish(alike, "waiting", reason="admission-failed"))
 
-        assert await refusal(store, disposal) == "disposal-order"
-        assert await store.confirm(disposal) is Confirmation.CONFLICT
+        for other in (run, alike):
+            disposal = room.dispose(other)
+            assert await refusal(store, disposal) == "disposal-order"
+            assert await store.confirm(disposal) is Confirmation.CONFLICT

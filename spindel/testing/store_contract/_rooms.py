@@ -145,6 +145,15 @@ class RoomsContract:
         assert opened.opened_at == START_MICROS + 50
         assert closed.closed_at == START_MICROS + 50
 
+    async def test_room_is_not_opened_before_its_newest_run_began(self, store: Store) -> None:
+        async with open_commands(store) as commands:
+            await store.write(commands.admit(started_at=START_MICROS + 900))
+            await store.write(commands.fence(commands.admit(started_at=START_MICROS + 901)))
+        async with open_commands(store):
+            (room,) = await store.list_rooms()
+
+            assert room.opened_at == START_MICROS + 901
+
     @pytest.mark.parametrize("name", ["", "Main", "a b", "x" * 129, "ä", 7])
     async def test_name_of_a_room_is_checked(self, store: Store, name: Any) -> None:
         with pytest.raises(InvalidRecordError, match="room"):

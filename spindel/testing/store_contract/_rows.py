@@ -337,7 +337,9 @@ class RowsContract:
 
         assert await refusal(store, room.finish(run)) == "family-version"
         assert await refusal(store, room.witnesses(run, FAMILY)) == "family-version"
+        assert await refusal(store, room.witnesses(run, FAMILY, ADAPTER)) == "family-version"
         await store.write(room.finish(run, family_returned=False))
+        assert await refusal(store, room.witnesses(run, FAMILY)) == "family-version"
         assert (await load_row(store, run)).family_return_ack is None
 
     # -- fences --
