@@ -2,6 +2,7 @@
 
 from spindel.store._check import CheckReport, Finding
 from spindel.store._contract import Confirmation, RoomClaim, Store, StorePart
+from spindel.store._executor import Executor, Lane
 from spindel.store._memory import MemoryStore
 from spindel.store._mutations import (
     AdmitRun,
@@ -41,9 +42,11 @@ __all__ = [
     "AppendWitnesses",
     "CheckReport",
     "Confirmation",
+    "Executor",
     "FenceAdmission",
     "Finding",
     "FinishRun",
+    "Lane",
     "MemoryStore",
     "Mutation",
     "RecordCauses",
