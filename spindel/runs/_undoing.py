@@ -126,6 +126,8 @@ async def _write(entry: Entry, mutation: Mutation[object]) -> None:
 
 def hold_admission(entry: Entry, error: BaseException) -> None:
     """Hold an admission in its phase until an operator acts."""
+    if entry.custody is None:
+        entry.custody = Custody()
 
     async def retry() -> None:
         await undo(entry)

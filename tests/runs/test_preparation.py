@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import trio
@@ -32,24 +33,13 @@ from spindel.runs import (
     open_room,
     prepare,
 )
-from spindel.store import AdmitRun, FenceAdmission, MemoryStore, RecordDisposal, RunStatus, SqliteStore
+from spindel.store import AdmitRun, FenceAdmission, RecordDisposal, RunStatus
 from spindel.testing.faults import Fault, FaultyStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
     from spindel.ids import RunId
 
 THINGS = ("workspace", "grant", "context")
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-async def faulty(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[FaultyStore]:
-    """Every store, wrapped so that its writes can fail."""
-    inner = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "runs.db", executor="inline")
-    async with FaultyStore(inner) as store:
-        yield store
 
 
 class Things(Preparation[str]):
@@ -66,7 +56,7 @@ class Things(Preparation[str]):
     async def construct(self, run_id: RunId, acquisition: Acquisition) -> str:
         for thing in THINGS:
             self._fail_at(f"before {thing}")
-            acquisition.begin(thing, lambda thing=thing: self._dispose(thing))  # type: ignore[misc]
+            acquisition.begin(thing, partial(self._dispose, thing))
             self._fail_at(f"inside {thing}")
             self.log.append(thing)
             self._fail_at(f"after {thing}")
@@ -81,7 +71,7 @@ class Things(Preparation[str]):
         answer = answers.pop(0) if answers else Disposal.DISCARDED
         if isinstance(answer, Exception):
             raise answer
-        return answer  # type: ignore[no-any-return]
+        return cast("Disposal", answer)
 
     def _fail_at(self, place: str) -> None:
         if self.fail == place:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from uuid import UUID
 
 import pytest
@@ -35,22 +35,10 @@ from spindel.runs import (
     observe_settlement,
     open_room,
 )
-from spindel.store import AdmitRun, FenceAdmission, MemoryStore, RecordDisposal, RunStatus, SqliteStore
+from spindel.store import AdmitRun, FenceAdmission, RecordDisposal, RunStatus
 from spindel.testing.faults import Fault, FaultyStore
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
 ANOTHER = Revision(UUID(int=7))
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-async def faulty(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[FaultyStore]:
-    """Every store, wrapped so that its writes can fail."""
-    inner = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "runs.db", executor="inline")
-    async with FaultyStore(inner) as store:
-        yield store
 
 
 class Spied(Preparation[str]):
