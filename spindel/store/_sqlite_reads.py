@@ -5,15 +5,15 @@ A file may be older than this version and yet only be read, so columns that it d
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import suppress
+from typing import Any, Final
 from uuid import UUID
+
+import apsw
 
 from spindel.codec import decode_json
 from spindel.ids import RunId
 from spindel.store._records import RoomRecord, RunCursor, RunPage, RunQuery, RunRecord, RunStatus, check_limit
-
-if TYPE_CHECKING:
-    import apsw
 
 __all__ = ["RunReader"]
 
@@ -71,8 +71,9 @@ class RunReader:
         self._pages: dict[tuple[bool, ...], str] = {}
 
     def close(self) -> None:
-        """Give up the connection."""
-        self._connection.close(True)
+        """Give up the connection. A reader has nothing to lose, so a disk that fails meanwhile is no error of it."""
+        with suppress(apsw.Error):
+            self._connection.close(True)
 
     def load_run(self, room: str, run_id: RunId) -> RunRecord | None:
         """Read one Run with its causes."""
