@@ -161,6 +161,8 @@ class Room:
             AdmissionUncertainError: the row may exist; it tells whether it was fenced. The Run never begins.
             RoomOwnershipLostError: a newer owner has the room.
         """
+        # A cancelled scope around the room has fenced it; whoever is inside that scope is cancelled, not refused.
+        await trio.lowlevel.checkpoint_if_cancelled()
         entry = reserve(self, None, options.get("run_id"))
         try:
             return await admit(entry, fn, args, options)

@@ -1,4 +1,4 @@
-"""Tools to test programs built on spindel: faults, power loss, clocks and named points.
+"""Tools to test programs built on spindel: faults, power loss, clocks, named points, sweeps.
 
 More lies in modules of its own, because it needs more installed (`spindel[testing]`): `spindel.testing.plugin` with
 fixtures for pytest, `spindel.testing.store_contract` with the suite that every store passes, and
@@ -8,6 +8,7 @@ fixtures for pytest, `spindel.testing.store_contract` with the suite that every 
 from spindel.testing.clocks import START_MICROS, ManualWallClock, autojump_clock
 from spindel.testing.faults import Fault, FaultyStore, Hold, PlannedFault, SeenWrite, fail_each
 from spindel.testing.signals import Signals, open_signals
+from spindel.testing.sweep import Steps, sweep_steps
 
 __all__ = [
     "START_MICROS",
@@ -18,7 +19,9 @@ __all__ = [
     "PlannedFault",
     "SeenWrite",
     "Signals",
+    "Steps",
     "autojump_clock",
     "fail_each",
     "open_signals",
+    "sweep_steps",
 ]
