@@ -391,4 +391,6 @@ def _refusal(entry: Entry, error: WriteRefusedError) -> AdmissionError:
         entry.room.lose()
     elif error.code in ("run-exists", "terminal-fence"):
         return DuplicateRunError(entry.run_id)
+    elif error.code == "parent-not-live" and entry.parent is not None:
+        return ParentNotLiveError(entry.parent.run_id)
     return AdmissionRefusedError(entry.run_id, error.code, transient=error.transient, detail=error.detail)

@@ -286,17 +286,21 @@ class Entry:
             self.phase = LeasePhase.RETURNED
 
     def finish_unadmitted(self, end: str) -> None:
-        """Take an admission that never became a Run out of the registry; its lease follows its callback."""
-        del self.room.entries[self.key]
+        """End an admission that never became a Run; its lease follows its callback."""
         self.end = end
         self.returned = True
         self.release_if_over()
 
     def drop_lease(self) -> None:
-        """Release the lease: first what it refers to, then the lease itself."""
+        """Release the lease: first what it refers to, then the lease itself.
+
+        Only now the id leaves the registry: an ended Run whose lease is still owed must be found, and no other
+        admission may take its place in the family.
+        """
         self.admission = None
         self.custody = None
         self.publish = None
         self.home = None
         self.phase = LeasePhase.RELEASED
+        del self.room.entries[self.key]
         self.owner.drop(self.key)

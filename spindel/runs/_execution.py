@@ -11,7 +11,7 @@ import trio
 
 from spindel.runs._cancelling import request_cancel
 from spindel.runs._finishing import finish, set_verdict
-from spindel.runs._frontier import current_entry
+from spindel.runs._frontier import enter_run
 from spindel.runs._outcome import Decision, combine, decide
 from spindel.store import RunStatus
 
@@ -26,7 +26,7 @@ _COMPLETED: Final = Decision(RunStatus.COMPLETED, None, None)
 @trio.lowlevel.enable_ki_protection
 async def run_to_end(entry: Entry) -> None:
     """The task of an admitted Run."""
-    current_entry.set(entry)
+    enter_run(entry)
     problem: BaseException | None = None
     assert entry.scope is not None
     with entry.scope:

@@ -29,13 +29,15 @@ from spindel.errors import (
     RoomOwnershipLostError,
     RunAbandonedError,
     RunNotFinishedError,
+    WaitRefusedError,
     WriteRefusedError,
 )
 from spindel.observe import RunFinished
 from spindel.runs._cancelling import request_cancel
+from spindel.runs._frontier import held_frontier
 from spindel.runs._outcome import Decision, Outcome, error_text
 from spindel.runs._parking import park, sleep_shielded
-from spindel.runs._states import LaunchKind, LeasePhase, Publication, RoomState
+from spindel.runs._states import LaunchKind, LaunchState, LeasePhase, Publication, RoomState
 from spindel.store import FAMILY_VERSION, AppendWitnesses, FinishRun, RunStatus
 
 if TYPE_CHECKING:
@@ -79,13 +81,24 @@ async def finish(entry: Entry) -> None:
 
 
 async def _finish_by(entry: Entry, finisher: Finisher) -> None:
+    """Let a layer above walk its stages; whatever comes out of it, the Run ends or is held by name."""
+    problem: BaseException | None = None
     try:
         await finisher.finish(Finishing(entry))
-    except RunAbandonedError:
-        release(entry, "abandoned")
-    except RoomOwnershipLostError:
+    except BaseException as error:  # noqa: ASYNC103, BLE001  kept; the Run's task never raises into its parent's nursery
+        problem = error
+    if entry.end is not None:
+        return
+    if isinstance(problem, RoomOwnershipLostError) or entry.room.state is RoomState.LOST:
         release(entry, "lost")
-    assert entry.end is not None, "a finisher releases the lease before it returns"
+        return
+    if not isinstance(problem, RunAbandonedError):
+        if problem is not None and not isinstance(problem, Exception):
+            entry.room.interrupt(problem)
+        # It broke its promise: nobody else may say how far it came, so only abandoning ends it.
+        held = problem or RunNotFinishedError(entry.run_id)
+        await park(lambda resume: entry.room.hold(entry, "finisher", held, lambda _: resume()))
+    release(entry, "abandoned")
 
 
 def set_verdict(entry: Entry, decision: Decision) -> None:
@@ -152,8 +165,12 @@ class Finishing:
         Cancellation: none.
 
         Raises:
+            WaitRefusedError: under a frontier; a child may need it in order to end.
             RunAbandonedError: an operator gave up a hold below, so the return is unknown.
         """
+        reason = held_frontier()
+        if reason is not None:
+            raise WaitRefusedError(reason)
         if not await _join(self._entry):
             raise RunAbandonedError(self._entry.run_id)
 
@@ -166,10 +183,10 @@ class Finishing:
 
         Raises:
             WriteRefusedError, WriteUncertainError: as the store says; the same mutation may be sent again.
+            RoomOwnershipLostError: a newer owner has the room.
         """
-        store = self._entry.room.store
-        if store is not None:
-            await store.write_shielded(mutation)
+        if self._entry.room.store is not None:
+            await self._entry.room.write(mutation)
 
     async def persist_outcome(
         self, *, family_returned: bool = True, result_state: str | None = None, scorecard: UUID | None = None
@@ -198,12 +215,7 @@ class Finishing:
             self._frozen = _freeze(entry, family_returned, result_state, scorecard)
         self._persisting = True
         try:
-            await store.write_shielded(self._frozen)
-        except WriteRefusedError as error:
-            if error.code == "not-owner":
-                entry.room.lose()
-                raise RoomOwnershipLostError(entry.room.name, entry.room.epoch) from error
-            raise
+            await entry.room.write(self._frozen)
         finally:
             self._persisting = False
         entry.status = _verdict(entry)
@@ -226,7 +238,6 @@ class Finishing:
 def release(entry: Entry, end: str) -> None:
     """Remove the execution lease: references, event, waiters; then let the admission lease follow. One turn."""
     room = entry.room
-    del room.entries[entry.key]
     entry.live = False
     entry.end = end
     if end == "finished":
@@ -336,15 +347,7 @@ async def _hold_terminal(entry: Entry, mutation: FinishRun, error: Exception) ->
     actions: list[str] = []
 
     async def retry() -> None:
-        store = entry.room.store
-        assert store is not None, "only a store refuses"
-        try:
-            await store.write_shielded(mutation)
-        except WriteRefusedError as again:
-            if again.code == "not-owner":
-                entry.room.lose()
-                raise RoomOwnershipLostError(entry.room.name, entry.room.epoch) from again
-            raise
+        await entry.room.write(mutation)
 
     def register(resume: Callable[[], None]) -> None:
         def resolve(action: str) -> None:
@@ -365,8 +368,11 @@ def _publish(entry: Entry) -> None:
         await publish(outcome)
 
     def back(launch: Launch) -> None:
-        if launch.error is None:
+        if launch.state is LaunchState.RETURNED:
             resolve("retry")
+        elif launch.error is None:
+            # The executor never took it, and an operator gave it up: nothing was published.
+            resolve("abandon")
         else:
             entry.room.hold(entry, LeasePhase.PUBLISHING.value, launch.error, resolve, retry=call, acknowledgeable=True)
 

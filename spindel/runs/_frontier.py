@@ -33,8 +33,10 @@ __all__ = [
     "check_wait_lease",
     "current_entry",
     "current_run",
+    "enter_run",
     "frontier",
     "held_frontier",
+    "is_launched",
     "launch_frontier",
 ]
 
@@ -101,6 +103,18 @@ def launch_frontier() -> object:
 def bind_launch(mark: object) -> None:
     """Carry a frontier into the fresh context of a launch."""
     _launched_under.set(mark if isinstance(mark, _Frontier) else None)
+
+
+def is_launched() -> bool:
+    """Tell whether this code's context came with a frontier's thread, as that of `trio.from_thread` does."""
+    return _launched_under.get() is not None
+
+
+def enter_run(entry: Entry) -> None:
+    """Bind this context to a Run, for a task of its own. The frontier of a thread that started it stays behind."""
+    current_entry.set(entry)
+    if _launched_under.get() is not None:
+        _launched_under.set(None)
 
 
 def check_wait(target: Entry | None, room_family: FamilyState | None = None) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from spindel.runs._frontier import current_entry
+from spindel.runs._frontier import enter_run
 from spindel.runs._parking import park
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class FamilyHost:
     def start_task(self, fn: Callable[..., Awaitable[object]], args: tuple[Any, ...], name: str | None) -> None:
         """Start a plain task of the Run, or queue it with a copy of the context until the nursery is open."""
         context = copy_context()
-        context.run(current_entry.set, self._entry)
+        context.run(enter_run, self._entry)
         if self.tasks is None:
             self._queued.append((context, fn, args, name))
         else:

@@ -55,9 +55,11 @@ async def run_process(
 ) -> subprocess.CompletedProcess[bytes]:
     """See `Run.run_process`."""
     status = _Started()
+    # One of its own: ending a process must not wait until somebody else's thread is back.
+    limiter = trio.CapacityLimiter(1)
 
     async def end(process: trio.Process) -> None:
-        await trio.to_thread.run_sync(_end_group, process.pid, grace_seconds)
+        await trio.to_thread.run_sync(_end_group, process.pid, grace_seconds, limiter=limiter)
 
     work = foreign_work()
     work.begin()
@@ -79,7 +81,7 @@ async def run_process(
             # What the process left behind in its group is the Run's too, however the process itself ended.
             if status.process is not None and _is_group_alive(status.process.pid):
                 with trio.CancelScope(shield=True):
-                    await trio.to_thread.run_sync(_end_group, status.process.pid, grace_seconds)
+                    await trio.to_thread.run_sync(_end_group, status.process.pid, grace_seconds, limiter=limiter)
     finally:
         work.end()
     if check:

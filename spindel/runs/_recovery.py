@@ -22,7 +22,7 @@ from spindel.errors import (
     StaleRevisionError,
 )
 from spindel.runs._settlement import launch_facts, lease_facts
-from spindel.runs._states import LaunchKind, LeasePhase
+from spindel.runs._states import LaunchKind, LaunchState, LeasePhase
 
 if TYPE_CHECKING:
     from spindel.ids import LaunchId, LeaseId, Revision, RunId
@@ -54,9 +54,9 @@ async def reconcile(
 
     def back(launch: Launch) -> None:
         error = launch.error
-        if error is None:
+        if launch.state is LaunchState.RETURNED:
             room.resolve(hold, "retry")
-        elif isinstance(error, RoomOwnershipLostError):
+        elif error is None or isinstance(error, RoomOwnershipLostError):
             room.resolve(hold, "abandon")
         else:
             # Walking on may have passed steps, so the hold names the phase in which the lease stands now.

@@ -62,10 +62,11 @@ if TYPE_CHECKING:
     from spindel.clock import WallClock
     from spindel.runs._entry import Entry
     from spindel.runs._options import RunOptions
-    from spindel.store import RunCursor, RunPage, RunRecord, RunStatus, Store
+    from spindel.store import Mutation, RunCursor, RunPage, RunRecord, RunStatus, Store
 
 __all__ = ["HeldObligation", "Room", "open_room"]
 
+A = TypeVar("A")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -321,6 +322,22 @@ class Room:
         """Make the handle of an entry."""
         return Run(entry)
 
+    async def write(self, mutation: Mutation[A]) -> A:
+        """Apply a mutation that must happen, not cancellable; if a newer owner has the room, note that.
+
+        Raises:
+            WriteRefusedError, WriteUncertainError: as the store says.
+            RoomOwnershipLostError: a newer owner has the room.
+        """
+        assert self.store is not None, "a room without a store writes nothing"
+        try:
+            return await self.store.write_shielded(mutation)
+        except WriteRefusedError as error:
+            if error.code == "not-owner":
+                self.lose()
+                raise RoomOwnershipLostError(self.name, self.epoch) from error
+            raise
+
     @trio.lowlevel.enable_ki_protection
     def fence(self, reason: str) -> None:
         """Shut the gate and ask everything admitted or reserved to stop, in one turn. Again: only ask."""
@@ -400,12 +417,8 @@ class Room:
         return tuple(hold for hold in self._holds if hold.entry is entry) if self._holds else ()
 
     def find_entry(self, run_id: RunId) -> Entry | None:
-        """Give the registry entry, live or not: an ended Run's lease may still be held for its publication."""
-        entry = self.entries.get(run_id.int)
-        if entry is not None:
-            return entry
-        # An entry leaves the registry with its execution lease; what is held for it afterwards still refers to it.
-        return next((hold.entry for hold in self._holds if hold.entry.run_id == run_id), None)
+        """Give the registry entry, live or not: an ended Run's lease may still be owed, as for its publication."""
+        return self.entries.get(run_id.int)
 
     def resolve(self, hold: Hold, action: str) -> None:
         """End a hold: after a successful `retry`, an attested `acknowledge`, or to `abandon` it."""

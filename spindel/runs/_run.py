@@ -22,7 +22,7 @@ from spindel.runs._admission import admit, admit_each, leave, reserve
 from spindel.runs._cancelling import add_callback, request_cancel
 from spindel.runs._entry import Readiness
 from spindel.runs._finishing import outcome_of
-from spindel.runs._frontier import check_wait, check_wait_lease, current_entry
+from spindel.runs._frontier import check_wait, check_wait_lease, current_entry, is_launched
 from spindel.runs._hosting import host_of
 from spindel.runs._process import run_process
 from spindel.runs._token import Reservation
@@ -123,7 +123,7 @@ class Run(Generic[T]):
         """
         entry = self._entry
         host = entry.host
-        if host is not None and host.tasks is not None and current_entry.get() is entry:
+        if host is not None and host.tasks is not None and current_entry.get() is entry and not is_launched():
             try:
                 host.tasks.start_soon(fn, *args, name=name)
             except RuntimeError:
@@ -466,11 +466,8 @@ async def _store_cause(consumer: Entry, cause: RunId) -> None:
         raise CausalStoreRequiredError(room.name)
     mutation = RecordCauses(room=room.name, epoch=room.epoch, id=consumer.run_id, causes=(cause,))
     try:
-        await room.store.write_shielded(mutation)
+        await room.write(mutation)
     except WriteRefusedError as error:
-        if error.code == "not-owner":
-            room.lose()
-            raise RoomOwnershipLostError(room.name, room.epoch) from error
         if error.transient:
             raise CauseNotDurableError(consumer.run_id, cause, str(error)) from error
         raise
