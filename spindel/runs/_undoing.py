@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING
 
 from spindel.errors import (
     ConstructionOwnerUnavailableError,
-    RoomOwnershipLostError,
     SpindelError,
-    WriteRefusedError,
 )
 from spindel.runs._preparation import Custody, Disposal
 from spindel.runs._states import LaunchKind, LeasePhase
@@ -26,7 +24,6 @@ from spindel.store import FenceAdmission, RecordDisposal
 
 if TYPE_CHECKING:
     from spindel.runs._entry import Entry
-    from spindel.store import Mutation
 
 __all__ = ["UndisposedError", "hold_admission", "undo", "undo_at_once"]
 
@@ -93,8 +90,7 @@ async def undo(entry: Entry) -> None:
                 owned.discarded = True
         entry.phase = LeasePhase.PROJECTING
     if custody.fence is not None and custody.owned:
-        await _write(
-            entry,
+        await entry.room.write(
             RecordDisposal(
                 room=entry.room.name,
                 epoch=entry.room.epoch,
@@ -109,19 +105,7 @@ async def _fence(entry: Entry, custody: Custody) -> None:
     assert entry.admission is not None, "a fence freezes the admission's own row"
     if custody.fence is None:
         custody.fence = FenceAdmission(admission=entry.admission, error=custody.error, ended_at=entry.room.now_micros())
-    await _write(entry, custody.fence)
-
-
-async def _write(entry: Entry, mutation: Mutation[object]) -> None:
-    room = entry.room
-    assert room.store is not None, "only a store has rows"
-    try:
-        await room.store.write_shielded(mutation)
-    except WriteRefusedError as error:
-        if error.code == "not-owner":
-            room.lose()
-            raise RoomOwnershipLostError(room.name, room.epoch) from error
-        raise
+    await entry.room.write(custody.fence)
 
 
 def hold_admission(entry: Entry, error: BaseException) -> None:

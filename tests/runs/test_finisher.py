@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
-from spindel.errors import RunNotFinishedError, WriteRefusedError, WriteUncertainError
+from spindel.errors import (
+    RoomOwnershipLostError,
+    RunAbandonedError,
+    RunNotFinishedError,
+    WriteRefusedError,
+    WriteUncertainError,
+)
 from spindel.ids import WitnessStage, witness_id
+from spindel.operator import abandon_held
 from spindel.runs import Finishing, Presence, Run, WitnessFact, observe_settlement, open_room
 from spindel.store import AppendWitnesses, FinishRun, RunStatus
 from spindel.testing.faults import Fault, FaultyStore
@@ -162,3 +170,48 @@ async def test_an_uncertain_outcome_is_sent_again_as_it_was(faulty: FaultyStore,
     one, two = faulty.written(FinishRun)
     assert one == two
     assert stages.order == ["WriteUncertainError"]
+
+
+@pytest.mark.parametrize("problem", [ValueError("a bug above"), None])
+async def test_a_finisher_that_breaks_its_promise_is_held(faulty: FaultyStore, problem: Exception | None) -> None:
+    """A finisher that raises, or returns without releasing, is held by name; abandoning it ends the Run as unknown."""
+
+    class Breaks(Stages):
+        async def finish(self, finishing: Finishing) -> None:
+            await finishing.join()
+            if problem is not None:
+                raise problem
+
+    async def body(run: Run[None]) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async with open_room(faulty, name="main") as room:
+        run = await room.start(body, finisher=Breaks(room))
+        await wait_all_tasks_blocked()
+        (hold,) = room.held()
+        abandon_held(room)
+        with pytest.raises(RunAbandonedError):
+            await run.result()
+        row = await room.load(run.id)
+
+    assert hold.phase == "finisher"
+    assert hold.code == ("RunNotFinishedError" if problem is None else "ValueError")
+    assert row is not None
+    assert row.status is RunStatus.RUNNING
+
+
+async def test_a_finisher_of_a_lost_room_ends_unheld(faulty: FaultyStore) -> None:
+    """R-12: a finishing that is refused because a newer owner has the room ends there, unheld."""
+
+    async def body(run: Run[None]) -> None:
+        faulty.lose("main")
+
+    async def scenario() -> None:
+        async with open_room(faulty, name="main") as room:
+            run = await room.start(body, finisher=Stages(room))
+            with trio.CancelScope(shield=True), pytest.raises(RoomOwnershipLostError):
+                await run.result()
+            assert room.held() == ()
+
+    with pytest.raises(RoomOwnershipLostError):
+        await scenario()
