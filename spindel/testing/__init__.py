@@ -7,6 +7,7 @@ fixtures for pytest, `spindel.testing.store_contract` with the suite that every 
 
 from spindel.testing.clocks import START_MICROS, ManualWallClock, autojump_clock
 from spindel.testing.faults import Fault, FaultyStore, Hold, PlannedFault, SeenWrite, fail_each
+from spindel.testing.powerloss import PowerLossVFS
 from spindel.testing.signals import Signals, open_signals
 from spindel.testing.sweep import Steps, sweep_steps
 
@@ -17,6 +18,7 @@ __all__ = [
     "Hold",
     "ManualWallClock",
     "PlannedFault",
+    "PowerLossVFS",
     "SeenWrite",
     "Signals",
     "Steps",

@@ -150,10 +150,6 @@ class PowerLossVFS(apsw.VFS):
             if disk is not None and not syncdir:
                 self._removed[filename] = disk
 
-    def excepthook(self, etype: object, evalue: object, etraceback: object) -> bool:  # noqa: ARG002  apsw's signature
-        """Keep quiet about faults that were asked for and that SQLite itself has no use for."""
-        return True
-
     # -- what the files call -----------------------------------------------------------------------------------------
 
     def _disk_of(self, path: str) -> _Disk:
@@ -223,9 +219,6 @@ class _PowerLossFile(apsw.VFSFile):
 
     def xSync(self, flags: int) -> None:  # noqa: ARG002, N802  SQLite's name; the real file needs no sync
         self._vfs._sync(self._disk)
-
-    def excepthook(self, etype: object, evalue: object, etraceback: object) -> bool:  # noqa: ARG002  apsw's signature
-        return True
 
 
 def _survival(random: Random) -> Callable[[], bool]:
