@@ -280,6 +280,9 @@ class Room:
             raise RoomCloseInProgressError(self.name)
         self._closing = True
         try:
+            if self.state is RoomState.FENCED:
+                # Whoever closes again reminds those who are still there.
+                request_cancel(self.family.leases.values(), "room-closing")
             self.fence("room-closing")
             with trio.move_on_after(grace_seconds):
                 await self._idle.wait()
@@ -340,10 +343,11 @@ class Room:
 
     @trio.lowlevel.enable_ki_protection
     def fence(self, reason: str) -> None:
-        """Shut the gate and ask everything admitted or reserved to stop, in one turn. Again: only ask."""
-        if self.state in (RoomState.OPEN, RoomState.SEALED):
-            self._set_state(RoomState.FENCED)
-            self.events.emit(RoomFenced, reason)
+        """Shut the gate and ask everything admitted or reserved to stop, in one turn; once."""
+        if self.state not in (RoomState.OPEN, RoomState.SEALED):
+            return
+        self._set_state(RoomState.FENCED)
+        self.events.emit(RoomFenced, reason)
         request_cancel(self.family.leases.values(), reason)
         self.family.seal()
 
