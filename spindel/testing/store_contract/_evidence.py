@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import attrs
+import msgspec
 import pytest
 
 from spindel.errors import WriteUncertainError
@@ -167,6 +168,19 @@ class EvidenceContract:
 
         assert await store.confirm(first) is Confirmation.PRESENT
         assert await load_row(store, job) == before
+
+    async def test_evidence_by_a_clock_that_stepped_back_keeps_times_in_order(
+        self, store: Store, room: Commands
+    ) -> None:
+        job, fenced = room.admit_job(), room.admit()
+        await store.write(job)
+        await store.write(room.fence(fenced))
+        before = await load_row(store, fenced)
+        await store.write(msgspec.structs.replace(room.witnesses(job, CORE), at=1))
+        await store.write(msgspec.structs.replace(room.dispose(fenced), at=1))
+
+        assert (await load_row(store, job)).updated_at == job.started_at
+        assert (await load_row(store, fenced)).updated_at == before.updated_at
 
     @pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.LOST_REPLY])
     async def test_uncertain_witness_write_is_repeated_until_acknowledged(
