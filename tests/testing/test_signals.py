@@ -61,7 +61,9 @@ async def test_second_listener_is_refused_and_a_later_one_is_not() -> None:
     with open_signals():
         with pytest.raises(RuntimeError, match="already"), open_signals():
             pass
-        signal("point")
-    signal("point")
+    signal("point", "unheard")
     with open_signals() as signals:
-        assert signals.seen == []
+        signal("point", "heard")
+
+        assert await signals.wait("point") == "heard"
+        assert signals.count("point") == 1
