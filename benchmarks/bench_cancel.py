@@ -5,9 +5,10 @@
 | `cancel_ratio` | time of a bare Trio nursery / ours |
 | `late_child_cancelled` | a child that was reserved before the request and admitted after it met the request too |
 
-Held fixed: 10,000 children of one Run, each parked in a sleep that never ends; the same number of tasks, parked the
-same way, in one nursery whose scope is cancelled. Each body notes that it was left. By process time in memory (by wall
-clock with `--store sqlite`), from the request until the Run, or the nursery, has returned.
+Held fixed: 10,000 children of one Run, which is still at work itself; each is parked in a sleep that never ends. The
+same number of tasks, parked the same way, in one nursery whose scope is cancelled. Each body notes that it was left. By
+process time in memory (by wall clock with `--store sqlite`), from the request until the Run, or the nursery, has
+returned.
 
 Non-goals: clean-up that takes time; native threads and processes, which are waited for however long they take.
 
@@ -116,6 +117,7 @@ async def _runs(settings: Settings, children: int, clock: Callable[[], float], c
     async def body(run: Run[None]) -> None:
         await start_in_groups(run, children, _parked, left)
         started.set()
+        await trio.sleep_forever()
 
     async with opened_room(settings) as room:
         root = await room.start(body)
