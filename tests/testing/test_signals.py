@@ -58,9 +58,8 @@ async def test_signals_of_a_thread_are_heard() -> None:
 
 
 async def test_second_listener_is_refused_and_a_later_one_is_not() -> None:
-    with open_signals():
-        with pytest.raises(RuntimeError, match="already"), open_signals():
-            pass
+    with open_signals(), pytest.raises(RuntimeError, match="already"), open_signals():
+        pass
     signal("point", "unheard")
     with open_signals() as signals:
         signal("point", "heard")
