@@ -106,8 +106,9 @@ def without_cancelled(problem: BaseException) -> BaseException | None:
     if isinstance(problem, trio.Cancelled):
         return None
     if isinstance(problem, BaseExceptionGroup):
-        rest = cast("BaseExceptionGroup[BaseException]", problem).split(trio.Cancelled)[1]
-        return cast("BaseException | None", rest)
+        cancelled, rest = cast("BaseExceptionGroup[BaseException]", problem).split(trio.Cancelled)
+        # A group that holds none stays itself: whoever raised it may look for that very object.
+        return problem if cancelled is None else cast("BaseException | None", rest)
     return problem
 
 
