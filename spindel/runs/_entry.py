@@ -157,10 +157,12 @@ class Entry:
         "fn",
         "home",
         "host",
+        "inside",
         "key",
         "live",
         "on_child_failure",
         "outcome",
+        "outside",
         "owner",
         "parent",
         "phase",
@@ -227,6 +229,9 @@ class Entry:
         self.done: trio.Event | None = None
         self.started: Readiness | None = None
         self.finisher: Finisher | None = None
+        # How many of its native launches are out, whoever asked for them, and what tells the Run that all are back.
+        self.outside = 0
+        self.inside: Callable[[], None] | None = None
 
         # The family.
         self.family_version: int | None = FAMILY_VERSION

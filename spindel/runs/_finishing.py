@@ -267,6 +267,9 @@ async def _join(entry: Entry) -> bool:
     if entry.host is not None:
         await entry.host.join()
         entry.host = None
+    if entry.outside:
+        # Somebody else's task may have launched a thread for this Run; it is the Run's all the same.
+        await park(lambda resume: setattr(entry, "inside", resume))
     if entry.verdict is None:
         _decide_with_family(entry)
     return returned

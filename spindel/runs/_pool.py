@@ -19,6 +19,7 @@ whatever fails, there is exactly one ticket, which runs at most once, and the la
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple, cast
 
@@ -34,7 +35,7 @@ from spindel.runs._parking import park
 from spindel.runs._states import LaunchKind, LaunchState, TicketState
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Generator
 
     from spindel.ids import Revision
     from spindel.runs._entry import Entry, FamilyState
@@ -211,28 +212,47 @@ class WorkerPool:
             BaseException: what `fn` raised.
         """
         mark = launch_frontier()
-        launch = Launch(self._room, LaunchKind.NATIVE, _in_thread, entry)
-        ticket = launch.ticket = Ticket(launch.id)
-        launch.state = LaunchState.SUBMITTING
-        self.launches[id(launch)] = launch
 
         def bound() -> R:
-            ticket.claim()
-            launch.state = LaunchState.RUNNING
+            begin()
             current_entry.set(entry)
             bind_launch(mark)
             return fn(*args)
 
+        with self.outside(entry) as begin:
+            return await trio.to_thread.run_sync(Context().run, bound, limiter=self.limiter, abandon_on_cancel=False)
+
+    @contextmanager
+    def outside(self, entry: Entry) -> Generator[Callable[[], None]]:
+        """Register a native launch for the length of a block; its Run doesn't end before the block does.
+
+        The value is to be called, from any thread, when it really begins.
+        """
+        launch = Launch(self._room, LaunchKind.NATIVE, _run_outside, entry)
+        ticket = launch.ticket = Ticket(launch.id)
+        launch.state = LaunchState.SUBMITTING
+
+        def begin() -> None:
+            ticket.claim()
+            launch.state = LaunchState.RUNNING
+
+        self.launches[id(launch)] = launch
+        entry.outside += 1
         work = foreign_work()
         work.begin()
         try:
-            return await trio.to_thread.run_sync(Context().run, bound, limiter=self.limiter, abandon_on_cancel=False)
+            yield begin
         finally:
             # Cancelled before a thread was free: its ticket is used up all the same, so that nothing can run it later.
             ticket.cancel()
             ticket.finish()
             work.end()
             del self.launches[id(launch)]
+            entry.outside -= 1
+            resume = entry.inside
+            if resume is not None and not entry.outside:
+                entry.inside = None
+                resume()
 
     def start(
         self, kind: LaunchKind, fn: Callable[[], Awaitable[Any]], entry: Entry, back: Callable[[Launch], None]
@@ -359,6 +379,6 @@ class WorkerPool:
         )
 
 
-async def _in_thread() -> None:
-    """Stand for the callback of a native launch, which its own thread runs."""
+async def _run_outside() -> None:
+    """Stand for the callback of a native launch, which runs in a thread or a process of its own."""
     raise AssertionError("a native launch is never run as a task")

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import trio
 
-from spindel.clock import foreign_work
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -61,29 +59,24 @@ async def run_process(
     async def end(process: trio.Process) -> None:
         await trio.to_thread.run_sync(_end_group, process.pid, grace_seconds, limiter=limiter)
 
-    work = foreign_work()
-    work.begin()
     try:
-        try:
-            completed = await trio.run_process(
-                command,
-                stdin=stdin,
-                capture_stdout=capture_stdout,
-                capture_stderr=capture_stderr,
-                check=False,
-                deliver_cancel=end,
-                task_status=status,
-                cwd=cwd,
-                env=env,
-                start_new_session=sys.platform != "win32",
-            )
-        finally:
-            # What the process left behind in its group is the Run's too, however the process itself ended.
-            if status.process is not None and _is_group_alive(status.process.pid):
-                with trio.CancelScope(shield=True):
-                    await trio.to_thread.run_sync(_end_group, status.process.pid, grace_seconds, limiter=limiter)
+        completed = await trio.run_process(
+            command,
+            stdin=stdin,
+            capture_stdout=capture_stdout,
+            capture_stderr=capture_stderr,
+            check=False,
+            deliver_cancel=end,
+            task_status=status,
+            cwd=cwd,
+            env=env,
+            start_new_session=sys.platform != "win32",
+        )
     finally:
-        work.end()
+        # What the process left behind in its group is the Run's too, however the process itself ended.
+        if status.process is not None and _is_group_alive(status.process.pid):
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(_end_group, status.process.pid, grace_seconds, limiter=limiter)
     if check:
         completed.check_returncode()
     return completed

@@ -256,16 +256,18 @@ class Run(Generic[T]):
             subprocess.CalledProcessError: it failed, and `check` is true.
             OSError: it couldn't be started.
         """
-        return await run_process(
-            command,
-            stdin=stdin,
-            capture_stdout=capture_stdout,
-            capture_stderr=capture_stderr,
-            check=check,
-            cwd=cwd,
-            env=env,
-            grace_seconds=grace_seconds,
-        )
+        with self._entry.room.pool.outside(self._entry) as begin:
+            begin()
+            return await run_process(
+                command,
+                stdin=stdin,
+                capture_stdout=capture_stdout,
+                capture_stderr=capture_stderr,
+                check=check,
+                cwd=cwd,
+                env=env,
+                grace_seconds=grace_seconds,
+            )
 
     # -- telling ----------------------------------------------------------------------------------------------------
 
