@@ -188,7 +188,7 @@ async def _construct_each(results: list[Any], checked: Sequence[Particulars]) ->
             await _construct(entry, particulars, particulars.prepare)
         except AdmissionError as error:
             results[index] = error
-        except BaseException as error:  # noqa: BLE001  raised again once every child is decided
+        except BaseException as error:  # noqa: ASYNC103, BLE001  raised again once every child is decided
             results[index] = FamilyCancelledError(entry.run_id, "cancelled")
             cancelled = error
     return cancelled
@@ -244,10 +244,10 @@ async def _construct(entry: Entry, particulars: Particulars, preparation: Prepar
             raise
         custody.error = error_text(without_cancelled(error)) or "cancelled"
         first = LeasePhase.DISPOSING if entry.room.store is None else LeasePhase.FENCING
-        disposal, held = await _undo(entry, first)
+        disposal, held = await _undo(entry, first)  # noqa: ASYNC102  no wait in it can be cancelled
         if not isinstance(error, Exception):
             raise
-        raise PreparationError(entry.run_id, entry.lease_id, disposal, held=held) from error
+        raise PreparationError(entry.run_id, entry.lease_id, disposal, held=held) from error  # noqa: ASYNC104  no Cancelled
 
 
 async def _undo(entry: Entry, first: LeasePhase) -> tuple[str | None, bool]:

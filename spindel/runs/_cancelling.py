@@ -98,7 +98,7 @@ def _call(entry: Entry, key: str, callback: Callable[[str], None], reason: str) 
     context.run(current_entry.set, entry)
     try:
         context.run(callback, reason)
-    except BaseException as error:  # noqa: BLE001  one bad callback must not keep the rest from stopping
+    except BaseException as error:  # noqa: ASYNC103, BLE001  one bad callback must not keep the rest from stopping
         if not isinstance(error, Exception):
             entry.room.interrupt(error)
         _log.warning(

@@ -60,8 +60,8 @@ async def undo_at_once(entry: Entry, phase: LeasePhase) -> BaseException | None:
     entry.phase = phase
     try:
         await entry.room.pool.call(LaunchKind.CLEANUP, lambda: undo(entry), entry)
-    except BaseException as error:  # noqa: BLE001  every failure of a step is the hold's; the pool tells the room of interrupts
-        return error
+    except BaseException as error:  # noqa: ASYNC103, BLE001  a failed step is the hold's; the pool tells of interrupts
+        return error  # noqa: ASYNC104  the pool is shielded, so it is no Cancelled of this task
     return None
 
 

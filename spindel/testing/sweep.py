@@ -68,7 +68,7 @@ class Steps(trio.abc.Instrument):
         self.fired = True
         try:
             self._action()
-        except BaseException as problem:  # noqa: BLE001  Trio would only log what an instrument raises
+        except BaseException as problem:  # noqa: ASYNC103, BLE001  Trio would only log what an instrument raises
             self._problem = problem
 
     def check(self) -> None:
