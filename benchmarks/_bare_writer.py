@@ -139,8 +139,7 @@ def make_rows(connection: apsw.Connection, count: int) -> list[list[Statement]]:
 
 
 async def write_rows(path: Path, count: int, tasks: int, watch: Any) -> None:
-    """Write so many rows and outcomes from so many tasks."""
-    await make_file(path)
+    """Write so many rows and outcomes from so many tasks to a file that `make_file` made."""
     connection = open_for_writing(str(path))
     rows = make_rows(connection, count)
     lane = ThreadExecutor().open_lane("bare writer")

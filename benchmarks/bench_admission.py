@@ -29,11 +29,12 @@ whatever the disk does, as long as batches stay large.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import Counter
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import trio
@@ -60,6 +61,7 @@ from spindel.store import RunStatus
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
+    from pathlib import Path
 
     from spindel.runs import Run
 
@@ -198,14 +200,16 @@ async def _runs(families: _Families, counts: Counter[str]) -> float:
 
 
 def _measure_durable(settings: Settings, scale: _Scale, counts: Counter[str], keys: dict[str, float | bool]) -> None:
-    seconds = take_turns(
-        {
-            "durable": partial(_durable, settings, scale, counts, "durable", _start_groups),
-            "tasks": partial(_durable, settings, scale, counts, "durable_tasks", _start_from_tasks),
-            "writer": partial(_writer, settings, scale, counts),
-        },
-        scale.repetitions,
-    )
+    with new_file(settings.folder) as first:
+        _fill(first, settings.rows)
+        seconds = take_turns(
+            {
+                "durable": partial(_durable, settings, scale, first, counts, "durable", _start_groups),
+                "tasks": partial(_durable, settings, scale, first, counts, "durable_tasks", _start_from_tasks),
+                "writer": partial(_writer, settings, scale, first, counts),
+            },
+            scale.repetitions,
+        )
     children = scale.durable
     keys["durable_rate"] = median_rate(children, seconds["durable"])
     keys["durable_rate_tasks"] = median_rate(children, seconds["tasks"])
@@ -228,7 +232,12 @@ async def _start_from_tasks(run: Run[None], children: int, done: Iterator[int]) 
 
 
 def _durable(
-    settings: Settings, scale: _Scale, counts: Counter[str], name: str, start: Callable[..., Awaitable[None]]
+    settings: Settings,
+    scale: _Scale,
+    first: Path,
+    counts: Counter[str],
+    name: str,
+    start: Callable[..., Awaitable[None]],
 ) -> float:
     watch, done = Stopwatch(time.perf_counter), count()
 
@@ -243,28 +252,29 @@ def _durable(
             watch.stop()
 
     with new_file(settings.folder) as path:
-        _begin(path, settings.rows)
+        shutil.copyfile(first, path)
         sample(measure)
         _count(counts, name, next(done), path, settings.rows)
     return watch.seconds
 
 
-def _writer(settings: Settings, scale: _Scale, counts: Counter[str]) -> float:
+def _writer(settings: Settings, scale: _Scale, first: Path, counts: Counter[str]) -> float:
     watch = Stopwatch(time.perf_counter)
     with new_file(settings.folder) as path:
-        _begin(path, settings.rows)
+        shutil.copyfile(first, path)
         sample(write_rows, path, scale.durable, GROUP, watch)
         _count(counts, "writer", scale.durable, path, settings.rows)
     return watch.seconds
 
 
-def _begin(path: Any, history: int | None) -> None:
+def _fill(path: Path, history: int | None) -> None:
+    """Make the file that each sample begins with a copy of."""
     trio.run(make_file, path)
     if history is not None:
         fill_history(path, history)
 
 
-def _count(counts: Counter[str], name: str, bodies: int, path: Any, history: int | None) -> None:
+def _count(counts: Counter[str], name: str, bodies: int, path: Path, history: int | None) -> None:
     stored = count_stored(path)
     counts[f"{name}_bodies"] += bodies
     counts[f"{name}_rows"] += stored["completed"] - (history or 0)
