@@ -101,6 +101,8 @@ def check_options(options: RunOptions) -> Particulars:
     for key in options:
         if key not in _KNOWN:
             raise InvalidRecordError(key, f"is no option of a start; there are {', '.join(sorted(_KNOWN))}")
+    if "run_id" in options:
+        check_run_id(options["run_id"])
     trigger_id = options.get("trigger_id")
     if trigger_id is not None and not isinstance(trigger_id, UUID):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidRecordError("trigger_id", f"{trigger_id!r} is no UUID")

@@ -101,7 +101,7 @@ class TestStart:
 
         async with open_room(faulty, name="r") as room:
             await nursery.start(collect, room, events)
-            await room.start(root)
+            await (await room.start(root)).result()
 
         started = {event.run_id: event.sequence for event in events if isinstance(event, RunStarted)}
         assert in_flight == [(1, 1)]
