@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
     from spindel.runs._entry import Entry
+    from spindel.runs._hosting import FamilyHost
     from spindel.runs._room import Room
 
 __all__ = ["add_callback", "request_cancel"]
@@ -34,7 +35,7 @@ def request_cancel(tops: Iterable[Entry], reason: str) -> None:
     A Run that has decided keeps its outcome; its children are asked all the same. A Run that was asked before gets
     its callbacks called again, nothing else. A lease that is only reserved takes the flag with it into its admission.
     """
-    asked, fresh = _flag(tops, reason)
+    asked, fresh, families = _flag(tops, reason)
     if not asked:
         return
     room = asked[0].room
@@ -44,22 +45,39 @@ def request_cancel(tops: Iterable[Entry], reason: str) -> None:
         for entry in told:
             for key, callback in tuple((entry.callbacks or {}).items()):
                 _call(entry, key, callback, entry.cancel_reason or reason)
+    # One scope for all children of a Run: cancelling each child's own costs twice what the rest of its end does.
+    for host in families:
+        host.cancel_children()
     for entry in fresh:
         if entry.host is not None:
             entry.host.cancel_tasks()
-        if entry.scope is not None:
+        if entry.scope is not None and not _covered(entry):
             entry.scope.cancel()
 
 
-def _flag(tops: Iterable[Entry], reason: str) -> tuple[list[Entry], list[Entry]]:
-    """Set the flags; gives the undecided Runs that were asked, and those of them for whom it is the first time."""
+def _covered(entry: Entry) -> bool:
+    """True if the scope around all children of its parent was cancelled, which its own lies in."""
+    parent = entry.parent
+    return parent is not None and parent.host is not None and parent.host.children_cancelled
+
+
+def _flag(tops: Iterable[Entry], reason: str) -> tuple[list[Entry], list[Entry], list[FamilyHost]]:
+    """Set the flags.
+
+    Returns:
+        The undecided Runs that were asked, those of them for whom it is the first time, and the hosts of all whose
+        children are asked, parents first: those of decided Runs, too.
+    """
     asked: list[Entry] = []
     fresh: list[Entry] = []
+    families: list[FamilyHost] = []
     pending = list(tops)
     for entry in pending:
         if entry.family is not None:
             # The list grows while it is walked: parents come before their children, and deep trees need no stack.
             pending.extend(entry.family.leases.values())
+            if entry.host is not None:
+                families.append(entry.host)
         if entry.verdict is not None:
             continue
         asked.append(entry)
@@ -68,7 +86,7 @@ def _flag(tops: Iterable[Entry], reason: str) -> tuple[list[Entry], list[Entry]]
             fresh.append(entry)
             if entry.live:
                 entry.room.events.emit(RunCancelRequested, entry.run_id, reason)
-    return asked, fresh
+    return asked, fresh, families
 
 
 def add_callback(entry: Entry, key: str, callback: Callable[[str], None]) -> bool:

@@ -306,6 +306,9 @@ class Entry:
         self.custody = None
         self.publish = None
         self.home = None
+        # The handle may live on with its user; entry and handle holding each other would be left to the collector.
+        self._handle = None
+        self.parent = None
         self.phase = LeasePhase.RELEASED
         del self.room.entries[self.key]
         self.owner.drop(self.key)

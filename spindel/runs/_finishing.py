@@ -84,7 +84,9 @@ async def _finish_by(entry: Entry, finisher: Finisher) -> None:
     """Let a layer above walk its stages; whatever comes out of it, the Run ends or is held by name."""
     problem: BaseException | None = None
     try:
-        await finisher.finish(Finishing(entry))
+        # Its waits may not refuse an abort as ours do, and a cancelled family's scope lies around this task.
+        with trio.CancelScope(shield=True):
+            await finisher.finish(Finishing(entry))
     except BaseException as error:  # noqa: ASYNC103, BLE001  kept; the Run's task never raises into its parent's nursery
         problem = error
     if entry.end is not None:

@@ -64,6 +64,16 @@ class FamilyHost:
         else:
             context.run(self.tasks.start_soon, fn, *args, name=name)
 
+    @property
+    def children_cancelled(self) -> bool:
+        """True once all children, also those to come, are cancelled by their common scope."""
+        return self.children is not None and self.children.cancel_scope.cancel_called
+
+    def cancel_children(self) -> None:
+        """Cancel all children. What a child does after its work, in its own task, refuses every abort."""
+        if self.children is not None:
+            self.children.cancel_scope.cancel()
+
     def cancel_tasks(self) -> None:
         """Cancel all plain tasks, also those to come."""
         if self.tasks is not None:

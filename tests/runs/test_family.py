@@ -363,6 +363,7 @@ async def test_a_family_costs_a_constant_for_each_child(children: int, monkeypat
 async def test_a_family_that_is_not_empty_at_the_seal_is_joined_by_one_launch(children: int) -> None:
     """R-86: however many children are alive at the seal, one launch joins them; leaves have none."""
     done = trio.Event()
+    before = entries_alive()
 
     async def parent(run: Run[None]) -> None:
         await run.start_children([Child(wait_for, (done,), {})] * children)
@@ -374,7 +375,7 @@ async def test_a_family_that_is_not_empty_at_the_seal_is_joined_by_one_launch(ch
         done.set()
         await run.wait_returned()
         del run
-        left = entries_alive()
+        left = entries_alive() - before
 
     assert executor.launches == {LaunchKind.JOIN: 1}
     assert left == 0
