@@ -60,8 +60,7 @@ class _Progress:
 def _print(report: CheckReport) -> None:
     for finding in report.findings:
         mark = click.style("violation", fg="red") if finding.violation else "note"
-        run = "" if finding.run_id is None else f"run {finding.run_id}: "
-        click.echo(f"{mark}: {run}{printable(finding.sentence)} ({finding.code})")
+        click.echo(f"{mark}: {printable(finding.sentence)} ({finding.code})")
     if report.omitted:
         click.echo(f"… and {report.omitted:,} more findings")
     verdict = "all invariants hold" if report.ok else f"{report.violations:,} violations"

@@ -65,17 +65,35 @@ class LiveDisplay(WatchingDisplay):
 
     async def refresh(self, room: Room) -> None:
         """See `WatchingDisplay.refresh`."""
-        lines_max = max(1, min(_LINES_MAX, self._console.height - _LINES_BESIDE))
-        rows = list(draw(list(self.tally.roots.values()), lambda node: list(node.children.values()), lines_max))
+        rows = self._rows(max(1, min(_LINES_MAX, self._console.height - _LINES_BESIDE)))
         for _, row in rows:
             if not isinstance(row, Rest) and row.name is None:
                 await self._look_up(room, row)
         now = time.time_ns() // 1000
-        lines = [self._line(prefix, row, now) for prefix, row in rows]
         elapsed = seconds(trio.current_time() - self._began)
-        lines.append(Text(f"{elapsed}  {describe_tally(self.tally)}", style="bold", no_wrap=True, overflow="ellipsis"))
+        counts = Text(f"{elapsed}  {describe_tally(self.tally)}", style="bold", no_wrap=True, overflow="ellipsis")
+        lines = [counts, *(self._line(prefix, row, now) for prefix, row in rows)]
         with suppress(OSError):
             self._live.update(Group(*lines), refresh=True)
+
+    def _rows(self, lines_max: int) -> list[tuple[str, Node | Rest[Node]]]:
+        """Choose as many nodes as fit, with the lines that tell what was left out."""
+        roots = list(self.tally.roots.values())
+        # A family may be large, so it is copied once, not for each try.
+        families: dict[int, list[Node]] = {}
+
+        def children(node: Node) -> list[Node]:
+            family = families.get(id(node))
+            if family is None:
+                family = families[id(node)] = list(node.children.values())
+            return family
+
+        nodes_max = lines_max
+        while True:
+            rows = list(draw(roots, children, nodes_max))
+            if len(rows) <= lines_max or nodes_max == 1:
+                return rows
+            nodes_max -= 1
 
     async def _look_up(self, room: Room, node: Node) -> None:
         """Find a Run's name: events don't have it, its row does."""
@@ -83,9 +101,9 @@ class LiveDisplay(WatchingDisplay):
         node.name = printable(node.kind) if record is None else describe_name(record.kind, record.provenance)
 
     def _line(self, prefix: str, row: Node | Rest[Node], now: int) -> Text:
-        line = Text(prefix, style="dim", no_wrap=True, overflow="ellipsis")
+        line = Text(no_wrap=True, overflow="ellipsis").append(prefix, style="dim")
         if isinstance(row, Rest):
-            return line.append(f"… {len(row.nodes):,} more")
+            return line.append(f"… {len(row.nodes):,} more", style="dim")
         line.append(row.name or printable(row.kind), style=_STYLES.get(row.status, ""))
         if row.status != "running":
             line.append(f" {row.status}", style=_STYLES.get(row.status, ""))

@@ -32,7 +32,24 @@ def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> 
     context.exit()
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _ReaderGoneError(Exception):
+    """Whoever read standard output has enough."""
+
+
+class _Commands(click.Group):
+    """Commands whose reader may leave; click itself would call that a failure."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Invoke the command."""
+        try:
+            result: object = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError as problem:
+            raise _ReaderGoneError from problem
+        return result
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
 )
@@ -53,15 +70,14 @@ def run_command_line(arguments: Sequence[str] | None) -> int:
     try:
         # Not click's standalone mode, which gives every interruption the code 1.
         code = cli.main(arguments, prog_name="spindel", standalone_mode=False)
-        sys.stdout.flush()
     except click.ClickException as problem:
         problem.show()
         return problem.exit_code
     except (KeyboardInterrupt, click.Abort):
         click.echo("Interrupted; nothing was begun.", err=True)
         return code_of_signal(signal.SIGINT)
-    except BrokenPipeError:
-        # Whoever read has enough. What is still buffered goes nowhere, so that leaving doesn't complain.
+    except _ReaderGoneError:
+        # What is still buffered goes nowhere, so that leaving doesn't complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return code_of_signal(signal.SIGPIPE)
     return code if isinstance(code, int) else 0

@@ -60,13 +60,20 @@ def run(
         raise CommandError("--memory keeps nothing, so it goes without --db.")
     signals = Signals()
     signals.install()
-    with _stdout_for_one_object() if as_json else nullcontext():
-        report, problem = _run_target(target, arguments, None if memory else db or _DEFAULT_DB, room, quiet, signals)
+    store = None if memory else db or _DEFAULT_DB
+    report: Report | None = None
+    problem: BaseException | None = None
+    try:
+        with _stdout_for_one_object() if as_json else nullcontext():
+            report, problem = _run_target(target, arguments, store, room, quiet, signals)
+    except KeyboardInterrupt:
+        if signals.first is None:  # the import raised it, not a signal
+            raise
     if report is None:
         if problem is not None:
             _explain(problem, begun=False)
         assert signals.first is not None, "without a signal and without a problem the function has begun"
-        click.echo(f"{signal.Signals(signals.first).name}: cancelled before anything began.", err=True)
+        click.echo(f"{signal.Signals(signals.first).name}: ended before anything was begun.", err=True)
         return code_of_signal(signals.first)
     _print(report, as_json, quiet, traceback)
     if problem is not None and not isinstance(problem, KeyboardInterrupt | SystemExit):

@@ -38,7 +38,6 @@ class Signals:
 
     def __init__(self) -> None:
         self.first: int | None = None
-        self.cursor_hidden = False
         self._count = 0
         self._loading = True
         self._over = False
@@ -87,7 +86,7 @@ class Signals:
     def _leave(self, number: int) -> None:
         # Straight to the descriptor: the program may be anywhere, also inside a write of its own.
         try:
-            os.write(_STDERR, _SHOW_CURSOR + _LEFT if self.cursor_hidden else _LEFT)
+            os.write(_STDERR, _SHOW_CURSOR + _LEFT if os.isatty(_STDERR) else _LEFT)
         finally:
             os._exit(code_of_signal(number))
 

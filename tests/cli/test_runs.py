@@ -1,0 +1,138 @@
+"""`spindel runs` and `spindel check`: reading a file cold."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sqlite3
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cli.commands import CommandLine, contents
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+    """A room with a tree of sixteen Runs, and two failed Runs after it; nobody changes it."""
+    line = CommandLine(tmp_path_factory.mktemp("grown"))
+    line("run", "--quiet", "program.py:grow")
+    line("run", "--quiet", "program.py:fail_below")
+    yield line
+    line.close()
+
+
+def test_the_list_shows_the_latest_start_first(grown: CommandLine) -> None:
+    lines = grown("runs").out.splitlines()
+
+    assert len(lines) == 18
+    assert "failed    run" in lines[0]
+    assert "ValueError: no \\x1b[31mluck" in lines[0]
+    assert "completed grow program.py:grow" in lines[-1]
+
+
+def test_a_limit_is_kept_and_said(grown: CommandLine) -> None:
+    done = grown("runs", "--limit", "3")
+
+    assert len(done.out.splitlines()) == 4
+    assert done.out.splitlines()[-1] == "… and more; --limit 0 shows all"
+    assert grown("runs", "--limit", "3", "--json").value["more"] is True
+    assert grown("runs", "--limit", "18", "--json").value["more"] is False
+
+
+def test_the_tree_shows_who_owns_whom(grown: CommandLine) -> None:
+    lines = [re.sub(r"  \d.*", "", line) for line in grown("runs", "--tree").out.splitlines()]
+
+    assert lines[:5] == [
+        "failed    fail_below program.py:fail_below",
+        "└── failed    run",
+        "completed grow program.py:grow",
+        "└── completed branch stem\\x1b[31m",
+        "    ├── completed branch twig 0",
+    ]
+    assert lines[-2] == "            └── completed branch twig 1"
+    assert lines[-1] == "16 completed, 2 failed"
+
+
+def test_a_short_tree_tells_what_it_leaves_out(grown: CommandLine) -> None:
+    lines = [re.sub(r"  \d.*", "", line) for line in grown("runs", "--tree", "--limit", "5").out.splitlines()]
+
+    assert lines[2:] == [
+        "completed grow program.py:grow",
+        "└── completed branch stem\\x1b[31m",
+        "    ├── completed branch twig 0",
+        "    │   └── … 2 more, 6 with all below; --limit 0 shows all",
+        "    └── … 1 more, 7 with all below; --limit 0 shows all",
+        "16 completed, 2 failed",
+    ]
+
+
+def test_a_tree_of_one_status_shows_the_owners_too(grown: CommandLine) -> None:
+    failed = grown("runs", "--tree", "--status", "failed").out.splitlines()
+
+    assert len(failed) == 3
+    assert grown("runs", "--status", "failed", "--json").value["runs"][0]["error"] == "ValueError: no \x1b[31mluck"
+
+
+def test_the_tree_in_json_comes_in_its_own_order(grown: CommandLine) -> None:
+    runs = grown("runs", "--tree", "--json", "--limit", "0").value["runs"]
+    places = {run["run_id"]: place for place, run in enumerate(runs)}
+
+    assert len(runs) == 18
+    assert all(places[run["parent_id"]] < places[run["run_id"]] for run in runs if run["parent_id"] is not None)
+    assert runs[3]["name"] == "stem\x1b[31m"
+
+
+@pytest.mark.parametrize("command", ["runs", "check"])
+def test_a_missing_file_is_told_and_not_made(spindel: CommandLine, command: str) -> None:
+    done = spindel(command, "--db", "absent.db")
+
+    assert done.code == 2
+    assert "there is no such file" in done.err
+    assert set(contents(spindel.folder)) == {"program.py"}
+
+
+def test_a_room_that_is_not_there_is_told_with_those_that_are(grown: CommandLine) -> None:
+    done = grown("runs", "--room", "attic")
+
+    assert done.code == 2
+    assert "spindel.db has no room attic; it has main." in done.err
+
+
+def test_reading_changes_nothing(grown: CommandLine) -> None:
+    before = contents(grown.folder)
+    for arguments in (["runs"], ["runs", "--tree"], ["check"]):
+        assert grown(*arguments).code == 0
+
+    assert contents(grown.folder) == before
+
+
+def test_a_check_of_a_file_in_order_says_what_it_read(grown: CommandLine) -> None:
+    done = grown("check")
+
+    assert done.code == 0
+    assert done.out.startswith("all invariants hold: 1 rooms, 18 Runs (0 running), 1 causes in ")
+    value = grown("check", "--json").value
+    assert (value["ok"], value["runs"], value["violations"], value["findings"]) == (True, 18, 0, [])
+
+
+def test_a_check_names_what_does_not_hold(grown: CommandLine, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.db"
+    shutil.copy(grown.folder / "spindel.db", damaged)
+    with sqlite3.connect(damaged) as connection:
+        for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
+            connection.execute(f"DROP TRIGGER {name}")
+        connection.execute("UPDATE runs SET family_return_ack = 'nonsense' WHERE kind = 'grow'")
+    connection.close()
+    done = grown("check", "--db", damaged)
+
+    assert done.code == 1
+    assert "violation: " in done.out
+    assert "violations: 1 rooms, 18 Runs" in done.out
+    assert grown("check", "--json", "--db", damaged).value["ok"] is False
