@@ -122,6 +122,25 @@ async def test_a_parent_that_is_terminal_but_keeps_its_lease_admits_nobody(store
     assert tried[0] == tried[1]
 
 
+async def test_a_parent_that_is_being_published_admits_nobody(store: Store) -> None:
+    """R-36: ended, a Run is no parent any more, though its own lease is still owed and found."""
+    published = trio.Event()
+
+    async def publish(_: Outcome[Any]) -> None:
+        await published.wait()
+
+    async with open_room(store, name="r") as room:
+        parent = await room.start(give, publish=publish)
+        await parent.wait_returned()
+        before = await trace(room)
+        await refuse_all_ways(parent, ParentNotLiveError)
+        after = await trace(room)
+        published.set()
+
+    assert before.leases == 1
+    assert after == before
+
+
 async def test_a_parent_of_an_earlier_incarnation_admits_nobody(store: Store) -> None:
     """R-36: a handle from an earlier opening of the room is no parent in the present one."""
     async with open_room(store, name="r") as earlier:

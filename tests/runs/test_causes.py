@@ -201,10 +201,10 @@ async def test_a_cause_owns_nothing(store: Store) -> None:
         assert await causes_of(room, cancelled.id) == ()
 
 
-@pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.REFUSED])
-async def test_a_value_is_not_given_without_its_cause(faulty: FaultyStore, fault: Fault) -> None:
+@pytest.mark.parametrize(("fault", "transient"), [(Fault.BEFORE, False), (Fault.REFUSED, True), (Fault.REFUSED, False)])
+async def test_a_value_is_not_given_without_its_cause(faulty: FaultyStore, fault: Fault, transient: bool) -> None:
     """R-34: if the cause can't be shown to be stored, the consumer gets an error instead of the value."""
-    faulty.fail(fault=fault, of=RecordCauses)
+    faulty.fail(fault=fault, of=RecordCauses, transient=transient)
 
     async def parent(run: Run[None]) -> None:
         child = await run.start_child(give, 7)
@@ -217,6 +217,27 @@ async def test_a_value_is_not_given_without_its_cause(faulty: FaultyStore, fault
         await run.result()
 
         assert await causes_of(room, run.id) == ()
+
+
+@pytest.mark.parametrize(("transient", "error"), [(True, CauseNotDurableError), (False, WriteRefusedError)])
+async def test_a_refused_cause_tells_whether_it_could_still_be_stored(
+    faulty: FaultyStore, transient: bool, error: type[Exception]
+) -> None:
+    """R-34: refused for now, a recorded cause is not durable; refused for good, the store's own reason is told."""
+
+    async def consumer(run: Run[None], other: Run[int]) -> None:
+        faulty.fail(fault=Fault.REFUSED, of=RecordCauses, transient=transient)
+        with pytest.raises(error):
+            await run.record_cause(other.id)
+        await run.record_cause(other.id)
+
+    async with open_room(faulty, name="r") as room:
+        other = await room.start(give, 1)
+        await other.wait_returned()
+        run = await room.start(consumer, other)
+        await run.result()
+
+        assert await causes_of(room, run.id) == (other.id,)
 
 
 async def test_a_cause_whose_reply_was_lost_is_confirmed(faulty: FaultyStore) -> None:

@@ -215,7 +215,12 @@ async def _foreign_run() -> FamilyReturned:
 
 
 class Lookalike(FamilyReturned):
-    """Equal in all its fields, and yet made by nobody who joined."""
+    """Says that it equals whatever it is compared with, and yet was made by nobody who joined."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = FamilyReturned.__hash__
 
 
 @attrs.define

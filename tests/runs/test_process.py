@@ -247,16 +247,21 @@ async def test_closing_the_room_ends_its_processes(processes: Processes) -> None
         assert run.outcome_nowait().reason == "room-closing"
 
 
-async def test_a_process_is_ended_while_trios_limiter_is_exhausted(processes: Processes) -> None:
-    """R-48, R-76: ending a group waits for nobody else's thread."""
+@pytest.mark.parametrize("cancel", [True, False])
+async def test_a_process_is_ended_while_trios_limiter_is_exhausted(processes: Processes, cancel: bool) -> None:
+    """R-48, R-76: ending a group, cancelled or what an ended leader left of it, waits for nobody else's thread."""
     limiter = trio.to_thread.current_default_thread_limiter()
+    leader = DEAF_LEADER if cancel else """echo leader > "$FIFO"; until [ -e "$FIFO.go" ]; do sleep 0.01; done"""
     async with open_room(name="r") as room:
-        run = await room.start(run_shell, f"{DEAF_GRANDCHILD} {DEAF_LEADER}", processes, {})
+        run = await room.start(run_shell, f"{DEAF_GRANDCHILD} {leader}", processes, {})
         await processes.hear("leader", "grandchild")
         borrowers = [object() for _ in range(int(limiter.available_tokens))]
         for borrower in borrowers:
             limiter.acquire_on_behalf_of_nowait(borrower)
-        run.cancel()
+        if cancel:
+            run.cancel()
+        else:
+            processes.fifo.with_name("fifo.go").touch()
         with trio.move_on_after(20):
             await run.wait_returned()
         returned, left = not is_open(run), processes.left()

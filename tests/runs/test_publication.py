@@ -304,6 +304,24 @@ async def test_an_abandoned_publication_leaves_its_parent_without_a_witness(stor
     assert childs.family_return_ack is not None
 
 
+async def test_what_was_abandoned_while_the_parent_worked_is_not_forgotten_at_its_end(store: Store) -> None:
+    """R-20, R-44: a family that is empty at the seal has not returned if something in it was given up before."""
+    publish, stop = Publisher(failures=9), trio.Event()
+    async with open_room(store, name="r") as room:
+        parent = await room.start(wait_for, stop)
+        await held_publication(room, parent, publish)
+        abandon_held(room)
+        leases = (await observe_settlement(room, parent.id)).leases
+        stop.set()
+        with pytest.raises(RunAbandonedError):
+            await parent.wait_returned()
+        record = await room.load(parent.id)
+
+    assert leases == ()
+    assert record is not None
+    assert (record.status, record.family_return_ack) == (RunStatus.RUNNING, None)
+
+
 class Refusing:
     """An executor that doesn't take publications."""
 

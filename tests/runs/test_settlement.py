@@ -36,6 +36,7 @@ from spindel.runs import (
     prepare,
 )
 from spindel.runs._entry import FamilyState
+from spindel.runs._settlement import _Live, _report
 from spindel.store import (
     AdmitRun,
     AppendWitnesses,
@@ -394,6 +395,24 @@ async def test_settled_is_what_all_facts_together_say(durable: bool, lease: Pres
     assert (unknown.outcome, unknown.settled) == (None, False)
 
 
+@pytest.mark.parametrize("owner", Presence)
+@pytest.mark.parametrize("lease", Presence)
+@pytest.mark.parametrize("evidence", ["durable", "memory", "none"])
+async def test_neither_lease_nor_owner_nor_evidence_stands_for_another(
+    lease: Presence, owner: Presence, evidence: str
+) -> None:
+    """R-83: a row that is all in order settles nothing while somebody may still be at it, or without evidence."""
+    async with open_room(name="r") as room:
+        run = await room.start(give)
+        await run.wait_returned()
+        row = await row_of(room, run)
+    store = None if evidence == "none" else Scripted(durable=evidence == "durable")
+    report = _report("r", store, run.id, row, _Live(lease, owner))
+
+    assert report.settled == (lease is owner is Presence.ABSENT and evidence != "none")
+    assert (report.lease, report.owner, report.evidence) == (lease, owner, evidence)
+
+
 async def test_without_a_store_there_is_no_evidence_and_nothing_settled() -> None:
     """R-83, R-80: what left no row proves nothing, however well it ended."""
     stop = trio.Event()
@@ -611,7 +630,6 @@ async def test_a_secret_in_an_error_is_in_no_fact_event_or_log(
             self.executor.submit(launch, run)
 
     async def parent(run: Run[None]) -> None:
-        run.add_cancel_callback("loud", callback)
         await run.start_child(wait_for, stop)
         child = await run.start_child(fail, publish=fail)
         await child.wait_returned()
@@ -620,6 +638,9 @@ async def test_a_secret_in_an_error_is_in_no_fact_event_or_log(
     async with open_room(faulty, name="r") as room:
         room.pool.tasks = Loud(room)
         async with room.watch() as watch:
+            other = await room.start(wait_for, trio.Event())
+            other.add_cancel_callback("loud", callback)
+            other.cancel()
             run = await room.start(parent)
             await wait_all_tasks_blocked()
             run.cancel()
@@ -637,7 +658,7 @@ async def test_a_secret_in_an_error_is_in_no_fact_event_or_log(
     assert held == {"join", "publishing"}
     assert "Aloud" in errors
     assert {event.name for event in events} >= {"run.held", "run.recovered", "run.cancel-requested", "run.finished"}
-    assert caplog.records
+    assert any("cancel callback" in message for message in caplog.messages)
     for text in (shown(facts), shown(events), caplog.text, shown([record.__dict__ for record in caplog.records])):
         assert SECRET not in text
 
