@@ -109,6 +109,22 @@ def check_options(options: RunOptions) -> Particulars:
     policy = options.get("on_child_failure", "isolate")
     if policy not in ("isolate", "cancel"):
         raise InvalidRecordError("on_child_failure", f"{policy!r} is neither 'isolate' nor 'cancel'")
+    _check_live_things(options)
+    return Particulars(
+        _check_name("kind", options.get("kind", PLAIN.kind)),
+        _check_name("actor", options["actor"]) if "actor" in options else None,
+        trigger_id,
+        _check_provenance(options.get("provenance")),
+        options.get("prepare"),
+        options.get("publish"),
+        options.get("context"),
+        policy,
+        options.get("finisher"),
+    )
+
+
+def _check_live_things(options: RunOptions) -> None:
+    """Check what is called or entered after the row is stored, when nothing may raise any more."""
     preparation = options.get("prepare")
     if preparation is not None and not isinstance(preparation, Preparation):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidRecordError("prepare", f"a {type(preparation).__name__} is no Preparation; wrap it in prepare()")
@@ -121,17 +137,6 @@ def check_options(options: RunOptions) -> Particulars:
     finisher = options.get("finisher")
     if finisher is not None and not callable(getattr(finisher, "finish", None)):
         raise InvalidRecordError("finisher", f"a {type(finisher).__name__} has no method finish")
-    return Particulars(
-        _check_name("kind", options.get("kind", PLAIN.kind)),
-        _check_name("actor", options["actor"]) if "actor" in options else None,
-        trigger_id,
-        _check_provenance(options.get("provenance")),
-        preparation,
-        publish,
-        context,
-        policy,
-        finisher,
-    )
 
 
 def check_body(fn: object) -> None:

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     from spindel.observe import RoomEvent
     from spindel.store import Store
-    from tests.runs.conftest import Steps, Sweep
+    from spindel.testing.sweep import Steps
+    from tests.runs.conftest import Sweep
 
 
 async def give(_: Run[int], value: int = 1) -> int:

@@ -10,7 +10,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from spindel.errors import FamilyCancelledError
-from spindel.observe import RunCancelRequested
+from spindel.observe import RunCancelRequested, RunFinished, RunStarted
 from spindel.runs import Room, Run, current_run, held_frontier, open_room
 from spindel.store import AdmitRun, FinishRun, RunStatus
 from spindel.testing.faults import FaultyStore
@@ -307,6 +307,7 @@ async def test_a_child_whose_row_is_in_flight_starts_cancelled(faulty: FaultySto
     """R-42: asked while its first row was written: admitted, and it meets the request at its first checkpoint."""
     seen: list[tuple[bool, str | None]] = []
     started: list[Run[None]] = []
+    events: list[RoomEvent] = []
 
     async def child(run: Run[None]) -> None:
         seen.append((run.cancel_requested, run.cancel_reason))
@@ -317,6 +318,7 @@ async def test_a_child_whose_row_is_in_flight_starts_cancelled(faulty: FaultySto
         started.append(await parent.start_child(child))
 
     async with open_room(faulty, name="r") as room:
+        await nursery.start(collect, room, events)
         parent = await room.start(park)
         held = faulty.hold(of=AdmitRun)
         nursery.start_soon(start, parent)
@@ -327,6 +329,8 @@ async def test_a_child_whose_row_is_in_flight_starts_cancelled(faulty: FaultySto
 
     assert seen == [(True, "enough")]
     assert started[0].outcome_nowait().reason == "enough"
+    told = [type(event) for event in events if getattr(event, "run_id", None) == started[0].id]
+    assert told == [RunStarted, RunCancelRequested, RunFinished]
 
 
 async def test_a_value_returned_after_a_request_counts(store: Store) -> None:

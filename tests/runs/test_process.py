@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from subprocess import CompletedProcess
 
-    from tests.runs.conftest import Steps, Sweep
+    from spindel.testing.sweep import Steps
+    from tests.runs.conftest import Sweep
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc to look for what is left")
 

@@ -79,6 +79,24 @@ async def collect(
             events.append(event)  # noqa: PERF401  seen as it comes, not at the end
 
 
+def orphan_of(epoch: int, number: int, at: int = 1) -> AdmitRun:
+    """The first row of a Run whose owner vanished."""
+    return AdmitRun(
+        room="r",
+        epoch=epoch,
+        incarnation=UUID(int=6),
+        id=UUID(int=number + 10),
+        kind="run",
+        actor="gone",
+        parent_id=None,
+        trigger_id=None,
+        provenance="{}",
+        family_version=1,
+        created_at=at,
+        started_at=at,
+    )
+
+
 class TestEnd:
     async def test_the_block_waits_for_what_it_admitted_and_seals_the_gate(
         self, store: Store, nursery: trio.Nursery
@@ -593,15 +611,9 @@ class TestReopening:
                     await run.wait_returned()
             before = {run.id: await row_of(room, run) for run in ended}
             # An owner that vanished: its row is there, and nobody ever ends it.
-            vanished = RunId(UUID(int=5))
+            vanished = RunId(UUID(int=10))
             async with store.claim_room(RoomClaim("r", UUID(int=6), wall_clock.now_micros())) as epoch:
-                await store.write(
-                    AdmitRun(
-                        room="r", epoch=epoch, incarnation=UUID(int=6), id=vanished, kind="run", actor="gone",
-                        parent_id=None, trigger_id=None, provenance="{}", family_version=1,
-                        created_at=wall_clock.now_micros(), started_at=wall_clock.now_micros(),
-                    )
-                )  # fmt: skip
+                await store.write(orphan_of(epoch, 0, at=wall_clock.now_micros()))
         wall_clock.advance(60)
         async with reopen() as store, open_room(store, name="r", wall_clock=wall_clock) as room:
             row = await room.load(vanished)
@@ -621,19 +633,27 @@ class TestReopening:
         memory = MemoryStore()
         async with memory.claim_room(RoomClaim("r", UUID(int=6), 1)) as epoch:
             for number in range(1001):
-                await memory.write(
-                    AdmitRun(
-                        room="r", epoch=epoch, incarnation=UUID(int=6), id=UUID(int=number + 10), kind="run",
-                        actor="gone", parent_id=None, trigger_id=None, provenance="{}", family_version=1,
-                        created_at=1, started_at=1,
-                    )
-                )  # fmt: skip
+                await memory.write(orphan_of(epoch, number))
         store = FaultyStore(memory)
         async with open_room(store, name="r", wall_clock=wall_clock) as room:
             page = await room.list_runs(status=RunStatus.RUNNING)
 
         assert page.runs == ()
         assert len(store.written(AdoptOrphans)) == 3
+
+    async def test_a_look_at_the_orphans_that_fails_is_followed_by_a_write(self) -> None:
+        """R-13: after a full batch a failed look proves nothing, so adoption goes on."""
+        memory = MemoryStore()
+        async with memory.claim_room(RoomClaim("r", UUID(int=6), 1)) as epoch:
+            for number in range(500):
+                await memory.write(orphan_of(epoch, number))
+        store = FaultyStore(memory)
+        store.fail_confirm()
+        async with open_room(store, name="r") as room:
+            page = await room.list_runs(status=RunStatus.RUNNING)
+
+        assert page.runs == ()
+        assert len(store.written(AdoptOrphans)) == 2
 
     @pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.BEFORE, Fault.LOST_REPLY])
     async def test_adoption_is_repeated_before_the_gate_opens(
