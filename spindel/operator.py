@@ -93,4 +93,4 @@ def abandon_held(room: Room) -> tuple[HeldObligation, ...]:
     Returns:
         What was given up.
     """
-    return room.abandon_held()
+    return room.holds.abandon()

@@ -3,12 +3,13 @@
 from spindel.runs._entry import FamilyReturned
 from spindel.runs._finishing import Finisher, Finishing
 from spindel.runs._frontier import current_run, frontier, held_frontier
+from spindel.runs._holds import HeldObligation
 from spindel.runs._options import Child, RunOptions
 from spindel.runs._outcome import Outcome
 from spindel.runs._pool import Executor, Launch, Ticket, WorkerPool
 from spindel.runs._preparation import Acquisition, Disposal, Preparation, prepare
 from spindel.runs._reader import RoomReader, open_reader
-from spindel.runs._room import HeldObligation, Room, open_room
+from spindel.runs._room import Room, open_room
 from spindel.runs._run import Run
 from spindel.runs._settlement import (
     LaunchFacts,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from contextvars import Context
 
-    from spindel.ids import LaunchId, LeaseId, Revision, RunId
+    from spindel.ids import LeaseId, RunId
     from spindel.runs._finishing import Finisher
     from spindel.runs._hosting import FamilyHost
     from spindel.runs._outcome import Decision, Outcome
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from spindel.runs._run import Run
     from spindel.store import AdmitRun
 
-__all__ = ["Entry", "FamilyReturned", "FamilyState", "Hold", "Readiness"]
+__all__ = ["Entry", "FamilyReturned", "FamilyState", "Readiness"]
 
 
 @attrs.frozen
@@ -45,38 +45,6 @@ class FamilyReturned:
 
     run_id: RunId
     incarnation: object
-
-
-@attrs.define(eq=False)
-class Hold:
-    """What keeps something until an operator acts.
-
-    Attributes:
-        entry: the Run that owes it.
-        phase: the lease phase, launch kind or stage.
-        code: what went wrong, a code or a class name; never a message.
-        since: wall time in UTC microseconds.
-        error: the original error, for the operator only.
-        resolve: ends the hold, in the turn in which it is called: after a successful `retry`, an attested
-            `acknowledge`, or to `abandon` it.
-        retry: repeats the step, without ending the hold; None if it can't be repeated so.
-        acknowledgeable: True if an operator may attest the step instead.
-        launch_id: the launch, if it is one.
-        revision: a fresh id for each form that the hold takes; it coordinates operators and permits nothing.
-        claimed: True while somebody recovers it.
-    """
-
-    entry: Entry
-    phase: str
-    code: str
-    since: int
-    error: BaseException | None
-    resolve: Callable[[str], None]
-    launch_id: LaunchId | None
-    revision: Revision
-    retry: Callable[[], Awaitable[None]] | None = None
-    acknowledgeable: bool = False
-    claimed: bool = False
 
 
 class FamilyState:

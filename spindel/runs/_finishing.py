@@ -37,7 +37,7 @@ from spindel.runs._cancelling import request_cancel
 from spindel.runs._frontier import held_frontier
 from spindel.runs._outcome import Decision, Outcome, error_text
 from spindel.runs._parking import park, sleep_shielded
-from spindel.runs._states import LaunchKind, LaunchState, LeasePhase, Publication, RoomState
+from spindel.runs._states import HoldKind, LaunchKind, LaunchState, LeasePhase, Publication, RoomState
 from spindel.store import FAMILY_VERSION, AppendWitnesses, FinishRun, RunStatus
 
 if TYPE_CHECKING:
@@ -99,7 +99,9 @@ async def _finish_by(entry: Entry, finisher: Finisher) -> None:
             entry.room.interrupt(problem)
         # It broke its promise: nobody else may say how far it came, so only abandoning ends it.
         held = problem or RunNotFinishedError(entry.run_id)
-        await park(lambda resume: entry.room.hold(entry, "finisher", held, lambda _: resume()))
+        await park(
+            lambda resume: entry.room.holds.add(entry, "finisher", held, lambda _: resume(), kind=HoldKind.STAGE)
+        )
     release(entry, "abandoned")
 
 
@@ -359,7 +361,7 @@ async def _hold_terminal(entry: Entry, mutation: FinishRun, error: Exception) ->
             actions.append(action)
             resume()
 
-        entry.room.hold(entry, LeasePhase.TERMINAL.value, error, resolve, retry=retry)
+        entry.room.holds.add(entry, LeasePhase.TERMINAL.value, error, resolve, retry=retry)
 
     await park(register)
     return actions[0]
@@ -379,7 +381,9 @@ def _publish(entry: Entry) -> None:
             # The executor never took it, and an operator gave it up: nothing was published.
             resolve("abandon")
         else:
-            entry.room.hold(entry, LeasePhase.PUBLISHING.value, launch.error, resolve, retry=call, acknowledgeable=True)
+            entry.room.holds.add(
+                entry, LeasePhase.PUBLISHING.value, launch.error, resolve, retry=call, acknowledgeable=True
+            )
 
     def resolve(action: str) -> None:
         if action == "abandon":

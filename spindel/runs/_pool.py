@@ -29,16 +29,17 @@ import trio
 from spindel.clock import foreign_work
 from spindel.errors import LaunchNotRecoverableError, NotHeldError, RunAbandonedError, StaleRevisionError
 from spindel.ids import LaunchId
-from spindel.runs._entry import FamilyReturned, Hold
+from spindel.runs._entry import FamilyReturned
 from spindel.runs._frontier import bind_launch, current_entry, launch_frontier
 from spindel.runs._parking import park
-from spindel.runs._states import LaunchKind, LaunchState, TicketState
+from spindel.runs._states import HoldKind, LaunchKind, LaunchState, TicketState
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
 
     from spindel.ids import Revision
     from spindel.runs._entry import Entry, FamilyState
+    from spindel.runs._holds import Hold
     from spindel.runs._room import Room
 
 __all__ = ["Executor", "Launch", "TaskExecutor", "Ticket", "WorkerPool"]
@@ -324,12 +325,17 @@ class WorkerPool:
         elif launch.ticket is not None and launch.ticket.state is TicketState.CANCELLED:
             raise LaunchNotRecoverableError(launch.id, "consumed")
         launch.hold = None
-        self._room.resolve(hold, "retry")
+        self._room.holds.end(hold, "retry")
         self._advance(launch)
 
     def _hold(self, launch: Launch, error: BaseException) -> None:
-        launch.hold = self._room.hold(
-            launch.entry, launch.kind.value, error, lambda action: self._resolved(launch, action), launch_id=launch.id
+        launch.hold = self._room.holds.add(
+            launch.entry,
+            launch.kind.value,
+            error,
+            lambda action: self._resolved(launch, action),
+            kind=HoldKind.LAUNCH,
+            launch_id=launch.id,
         )
 
     def _resolved(self, launch: Launch, action: str) -> None:
@@ -350,7 +356,7 @@ class WorkerPool:
             return
         if launch.hold is not None:
             # It was accepted after all, and only the answer was lost.
-            self._room.resolve(launch.hold, "retry")
+            self._room.holds.end(launch.hold, "retry")
         current_entry.set(launch.entry)
         launch.state = LaunchState.RUNNING
         try:

@@ -22,11 +22,12 @@ from spindel.errors import (
     StaleRevisionError,
 )
 from spindel.runs._settlement import launch_facts, lease_facts
-from spindel.runs._states import LaunchKind, LaunchState, LeasePhase
+from spindel.runs._states import HoldKind, LaunchKind, LaunchState, LeasePhase
 
 if TYPE_CHECKING:
     from spindel.ids import LaunchId, LeaseId, Revision, RunId
-    from spindel.runs._entry import Entry, Hold
+    from spindel.runs._entry import Entry
+    from spindel.runs._holds import Hold
     from spindel.runs._pool import Launch
     from spindel.runs._room import Room
     from spindel.runs._settlement import LaunchFacts, LeaseFacts
@@ -46,7 +47,7 @@ async def reconcile(
     await trio.lowlevel.checkpoint_if_cancelled()
     entry, hold = _claim(room, run_id, lease_id, phase, revision, action)
     if action == "acknowledge":
-        room.resolve(hold, action)
+        room.holds.end(hold, action)
         return lease_facts(room, entry)
     retry = hold.retry
     assert retry is not None, "a lease that can't be retried is refused before"
@@ -55,12 +56,12 @@ async def reconcile(
     def back(launch: Launch) -> None:
         error = launch.error
         if launch.state is LaunchState.RETURNED:
-            room.resolve(hold, "retry")
+            room.holds.end(hold, "retry")
         elif error is None or isinstance(error, RoomOwnershipLostError):
-            room.resolve(hold, "abandon")
+            room.holds.end(hold, "abandon")
         else:
             # Walking on may have passed steps, so the hold names the phase in which the lease stands now.
-            room.hold_again(hold, _phase_now(entry, hold), error)
+            room.holds.again(hold, _phase_now(entry, hold), error)
         done.set()
 
     room.pool.start(LaunchKind.RECOVERY, retry, entry, back)
@@ -88,7 +89,7 @@ def _claim(
         raise ForeignRoomError(room.name, f"a lease of run {run_id}")
     if not entry.callback_exited:
         raise CallbackNotExitedError(lease_id)
-    hold = next((hold for hold in room.holds_of(entry) if hold.launch_id is None), None)
+    hold = room.holds.of(entry, HoldKind.LEASE)
     if entry.lease_id != lease_id or entry.phase != phase or (hold is not None and hold.revision != revision):
         raise StaleRevisionError(f"lease {lease_id}")
     if hold is None:

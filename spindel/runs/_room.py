@@ -25,7 +25,6 @@ import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple, final
 
-import attrs
 import trio
 
 from spindel.clock import Backoff, SystemClock
@@ -34,16 +33,16 @@ from spindel.errors import (
     RoomCloseInProgressError,
     RoomCloseRefusedError,
     RoomOwnershipLostError,
-    SpindelError,
     WriteRefusedError,
     WriteUncertainError,
 )
-from spindel.ids import IdSource, LaunchId, LeaseId, Revision, RunId
-from spindel.observe import Emitter, RoomFenced, RoomHeld, RoomSealed, RunHeld, RunRecovered
+from spindel.ids import IdSource, LeaseId, RunId
+from spindel.observe import Emitter, RoomFenced, RoomSealed
 from spindel.runs._admission import admit, leave, reserve
 from spindel.runs._cancelling import request_cancel
-from spindel.runs._entry import FamilyState, Hold
+from spindel.runs._entry import FamilyState
 from spindel.runs._frontier import check_wait
+from spindel.runs._holds import HeldObligation, Holds
 from spindel.runs._parking import sleep_shielded
 from spindel.runs._pool import WorkerPool
 from spindel.runs._reader import list_room, opened_store
@@ -64,7 +63,7 @@ if TYPE_CHECKING:
     from spindel.runs._options import RunOptions
     from spindel.store import Mutation, RunCursor, RunPage, RunRecord, RunStatus, Store
 
-__all__ = ["HeldObligation", "Room", "open_room"]
+__all__ = ["Room", "open_room"]
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -74,27 +73,6 @@ _log: Final = logging.getLogger("spindel.runs")
 _ORPHANS_A_WRITE: Final = 500
 _ADOPT_RETRY: Final = Backoff(0.025, 1.0)
 _ADOPT_ATTEMPTS: Final = 6
-
-
-@attrs.frozen
-class HeldObligation:
-    """Something that waits for an operator, as facts.
-
-    Attributes:
-        run_id: the Run that owes it.
-        lease_id: its admission lease, if the lease is held.
-        launch_id: the launch, if a launch is held.
-        phase: the lease phase, launch kind or stage.
-        code: what went wrong: a code or a class name, never a message.
-        since: wall time in UTC microseconds.
-    """
-
-    run_id: RunId
-    lease_id: LeaseId | None
-    launch_id: LaunchId | None
-    phase: str
-    code: str
-    since: int
 
 
 @final
@@ -132,7 +110,7 @@ class Room:
         self._last_micros = 0
         self.events = Emitter(self.now_micros)
         self._report_seconds = report_seconds
-        self._holds: list[Hold] = []
+        self.holds = Holds(self)
         self._idle = trio.Event()
         self.family.joined = self._idle.set
         self._not_open = trio.Event()
@@ -195,7 +173,7 @@ class Room:
 
     def held(self) -> tuple[HeldObligation, ...]:
         """Give what waits for an operator."""
-        return tuple(_facts(hold) for hold in self._holds)
+        return self.holds.facts()
 
     @asynccontextmanager
     async def watch(self, *, buffer: int = 256) -> AsyncGenerator[RoomWatch]:
@@ -369,77 +347,9 @@ class Room:
         self.fence("room-closing")
         self._cancel_block()
 
-    def hold(
-        self,
-        entry: Entry,
-        phase: str,
-        error: BaseException,
-        resolve: Callable[[str], None],
-        *,
-        launch_id: LaunchId | None = None,
-        retry: Callable[[], Awaitable[None]] | None = None,
-        acknowledgeable: bool = False,
-    ) -> Hold:
-        """Name something as held until an operator resolves it."""
-        revision = Revision(self._ids.next_uuid())
-        hold = Hold(
-            entry,
-            phase,
-            _code_of(error),
-            self.now_micros(),
-            error,
-            resolve,
-            launch_id,
-            revision,
-            retry,
-            acknowledgeable,
-        )
-        self._holds.append(hold)
-        self._tell_hold(hold)
-        return hold
-
-    def hold_again(self, hold: Hold, phase: str, error: BaseException) -> None:
-        """Give back a claimed hold whose recovery failed, in its new form and under a new revision."""
-        hold.phase = phase
-        hold.code = _code_of(error)
-        hold.error = error
-        hold.revision = Revision(self._ids.next_uuid())
-        hold.claimed = False
-        if hold in self._holds:
-            self._tell_hold(hold)
-
-    def _tell_hold(self, hold: Hold) -> None:
-        run_id = hold.entry.run_id
-        self.events.emit(RunHeld, run_id, hold.phase, hold.code)
-        _log.error(
-            "run %s is held at %s (%s) until an operator acts",
-            run_id, hold.phase, hold.code, extra={"run_id": str(run_id), "phase": hold.phase, "code": hold.code},
-        )  # fmt: skip
-
-    def holds_of(self, entry: Entry) -> tuple[Hold, ...]:
-        """Give what is held for a Run."""
-        return tuple(hold for hold in self._holds if hold.entry is entry) if self._holds else ()
-
     def find_entry(self, run_id: RunId) -> Entry | None:
         """Give the registry entry, live or not: an ended Run's lease may still be owed, as for its publication."""
         return self.entries.get(run_id.int)
-
-    def resolve(self, hold: Hold, action: str) -> None:
-        """End a hold: after a successful `retry`, an attested `acknowledge`, or to `abandon` it."""
-        if hold not in self._holds:
-            # Abandoned while its recovery ran; that one came too late to matter.
-            return
-        self._holds.remove(hold)
-        self.events.emit(RunRecovered, hold.entry.run_id, hold.phase, action)
-        hold.resolve(action)
-
-    def abandon_held(self) -> tuple[HeldObligation, ...]:
-        """Drop the holds of this turn; see `spindel.operator.abandon_held`."""
-        dropped = tuple(self._holds)
-        facts = tuple(_facts(hold) for hold in dropped)
-        for hold in dropped:
-            self.resolve(hold, "abandon")
-        return facts
 
     # -- the block --------------------------------------------------------------------------------------------------
 
@@ -493,8 +403,8 @@ class Room:
             except BaseException as error:  # noqa: ASYNC103, BLE001  raised again by the block, after the last return
                 problem = problem or error
                 self.fence("room-closing")
-            for hold in () if self._idle.is_set() else self._holds:
-                self._report(hold)
+            if not self._idle.is_set():
+                self.holds.report()
         return problem
 
     def leave_block(self) -> BaseException | None:
@@ -505,15 +415,6 @@ class Room:
         self._set_closed()
         self.events.close()
         return self._interrupt
-
-    def _report(self, hold: Hold) -> None:
-        facts = _facts(hold)
-        self.events.emit(RoomHeld, facts.run_id, facts.lease_id, facts.launch_id, facts.phase, facts.code)
-        _log.error(
-            "room %r can't end: run %s is held at %s (%s)", self.name, facts.run_id, facts.phase, facts.code,
-            extra={"room": self.name, "run_id": str(facts.run_id), "lease_id": str(facts.lease_id),
-                   "launch_id": str(facts.launch_id), "phase": facts.phase, "code": facts.code},
-        )  # fmt: skip
 
     def _set_state(self, state: RoomState) -> None:
         assert state in ROOM_NEXT[self.state], f"no way from {self.state} to {state}"
@@ -663,20 +564,9 @@ async def _open_block(room: Room, threads_max: int) -> AsyncGenerator[Room]:
     await trio.lowlevel.checkpoint_if_cancelled()
 
 
-def _code_of(error: BaseException) -> str:
-    """Name an error by its code or its class, never by its message, which may hold anything."""
-    code = getattr(error, "code", None)
-    return code if isinstance(code, str) and isinstance(error, SpindelError) else type(error).__qualname__
-
-
 def _snapshot(entry: Entry) -> RunSnapshot:
     run = entry.handle()
     assert entry.admission is not None, "a live Run keeps its first row"
     return RunSnapshot(
         run.id, run.parent_id, run.kind, run.actor, run.status, run.cancel_reason, entry.admission.started_at
     )
-
-
-def _facts(hold: Hold) -> HeldObligation:
-    lease = None if hold.launch_id is not None else hold.entry.lease_id
-    return HeldObligation(hold.entry.run_id, lease, hold.launch_id, hold.phase, hold.code, hold.since)

@@ -14,22 +14,22 @@ from __future__ import annotations
 
 from enum import StrEnum
 from itertools import islice
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal
 
 import attrs
 import trio
 
 from spindel.ids import WitnessStage, witness_id
 from spindel.runs._room import Room
-from spindel.runs._states import LaunchKind, LaunchState, LeasePhase, Publication, RoomState
+from spindel.runs._states import HoldKind, LaunchKind, LaunchState, LeasePhase, Publication, RoomState
 from spindel.store import RunStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from uuid import UUID
 
     from spindel.ids import LaunchId, LeaseId, Revision, RunId
-    from spindel.runs._entry import Entry, Hold
+    from spindel.runs._entry import Entry
+    from spindel.runs._holds import Hold
     from spindel.runs._pool import Launch
     from spindel.runs._reader import RoomReader
     from spindel.store import RunRecord, Store
@@ -47,7 +47,6 @@ __all__ = [
 ]
 
 Evidence = Literal["durable", "memory", "none"]
-F = TypeVar("F")
 _FACTS_MAX: Final = 100
 _ERROR_CHARACTERS_MAX: Final = 120
 _NOT_OWNED: Final = frozenset({RoomState.CLOSED, RoomState.LOST})
@@ -246,7 +245,7 @@ def _live(room: Room | RoomReader, run_id: RunId) -> _Live:
 
 def lease_facts(room: Room, entry: Entry) -> LeaseFacts:
     """Tell an admission lease as facts."""
-    hold = _first(hold for hold in room.holds_of(entry) if hold.launch_id is None)
+    hold = room.holds.of(entry, HoldKind.LEASE)
     return LeaseFacts(
         lease_id=entry.lease_id,
         run_id=entry.run_id,
@@ -273,7 +272,3 @@ def launch_facts(launch: Launch) -> LaunchFacts:
         held=hold is not None,
         error=None if hold is None else hold.code[:_ERROR_CHARACTERS_MAX],
     )
-
-
-def _first(items: Iterable[F]) -> F | None:
-    return next(iter(items), None)

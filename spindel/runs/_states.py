@@ -19,6 +19,7 @@ __all__ = [
     "LEASE_NEXT",
     "ROOM_NEXT",
     "TICKET_NEXT",
+    "HoldKind",
     "LaunchKind",
     "LaunchState",
     "LeasePhase",
@@ -89,6 +90,14 @@ ROOM_NEXT: Final[dict[RoomState, frozenset[RoomState]]] = {
     _R.CLOSED: frozenset(),
     _R.LOST: frozenset(),
 }
+
+
+class HoldKind(StrEnum):
+    """What is held: an admission lease, a launch of the pool, or a stage that a finisher walks."""
+
+    LEASE = "lease"
+    LAUNCH = "launch"
+    STAGE = "stage"
 
 
 class LaunchKind(StrEnum):

@@ -123,4 +123,4 @@ def hold_admission(entry: Entry, error: BaseException) -> None:
             entry.owner.abandoned = True
         entry.finish_unadmitted("abandoned" if action == "abandon" else "finished")
 
-    entry.room.hold(entry, entry.phase.value, error, resolve, retry=None if unavailable else retry)
+    entry.room.holds.add(entry, entry.phase.value, error, resolve, retry=None if unavailable else retry)

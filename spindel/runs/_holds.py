@@ -1,0 +1,188 @@
+"""What waits for an operator: named exactly, told at once and while it lasts, ended by nobody else.
+
+A hold keeps the registry entry that owes something. It has a phase, a code and a revision; the original error is for
+the operator only. A recovery claims it, then ends it or gives it back in a new form under a new revision.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from spindel.errors import SpindelError
+from spindel.ids import Revision
+from spindel.observe import RoomHeld, RunHeld, RunRecovered
+from spindel.runs._states import HoldKind
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from spindel.ids import LaunchId, LeaseId, RunId
+    from spindel.runs._entry import Entry
+    from spindel.runs._room import Room
+
+__all__ = ["HeldObligation", "Hold", "Holds"]
+
+_log: Final = logging.getLogger("spindel.runs")
+
+
+@attrs.frozen
+class HeldObligation:
+    """Something that waits for an operator, as facts.
+
+    Attributes:
+        run_id: the Run that owes it.
+        lease_id: its admission lease, if the lease is held.
+        launch_id: the launch, if a launch is held.
+        phase: the lease phase, launch kind or stage.
+        code: what went wrong: a code or a class name, never a message.
+        since: wall time in UTC microseconds.
+    """
+
+    run_id: RunId
+    lease_id: LeaseId | None
+    launch_id: LaunchId | None
+    phase: str
+    code: str
+    since: int
+
+
+@attrs.define(eq=False)
+class Hold:
+    """What keeps something until an operator acts.
+
+    Attributes:
+        entry: the Run that owes it.
+        kind: whether a lease, a launch or a stage of a finisher is held.
+        phase: the lease phase, launch kind or stage.
+        code: what went wrong, a code or a class name; never a message.
+        since: wall time in UTC microseconds.
+        error: the original error, for the operator only.
+        resolve: ends the hold, in the turn in which it is called: after a successful `retry`, an attested
+            `acknowledge`, or to `abandon` it.
+        revision: a fresh id for each form that the hold takes; it coordinates operators and permits nothing.
+        launch_id: the launch, if it is one.
+        retry: repeats the step, without ending the hold; None if it can't be repeated so.
+        acknowledgeable: True if an operator may attest the step instead.
+        claimed: True while somebody recovers it.
+    """
+
+    entry: Entry
+    kind: HoldKind
+    phase: str
+    code: str
+    since: int
+    error: BaseException
+    resolve: Callable[[str], None]
+    revision: Revision
+    launch_id: LaunchId | None = None
+    retry: Callable[[], Awaitable[None]] | None = None
+    acknowledgeable: bool = False
+    claimed: bool = False
+
+    def facts(self) -> HeldObligation:
+        """Tell it as facts."""
+        lease_id = self.entry.lease_id if self.kind is HoldKind.LEASE else None
+        return HeldObligation(self.entry.run_id, lease_id, self.launch_id, self.phase, self.code, self.since)
+
+
+class Holds:
+    """The holds of one room."""
+
+    __slots__ = ("_holds", "_room")
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        # In the order in which they came; a dict, since any of very many may end first.
+        self._holds: dict[int, Hold] = {}
+
+    def add(
+        self,
+        entry: Entry,
+        phase: str,
+        error: BaseException,
+        resolve: Callable[[str], None],
+        *,
+        kind: HoldKind = HoldKind.LEASE,
+        **options: Any,
+    ) -> Hold:
+        """Name something as held until an operator resolves it; the options are those of `Hold`."""
+        revision, since = Revision(self._room.next_uuid()), self._room.now_micros()
+        hold = Hold(entry, kind, phase, _code_of(error), since, error, resolve, revision, **options)
+        self._holds[id(hold)] = hold
+        self._tell(hold)
+        return hold
+
+    def again(self, hold: Hold, phase: str, error: BaseException) -> None:
+        """Take back a claimed hold whose recovery failed, in its new form and under a new revision."""
+        hold.phase = phase
+        hold.code = _code_of(error)
+        hold.error = error
+        hold.revision = Revision(self._room.next_uuid())
+        hold.claimed = False
+        if id(hold) in self._holds:
+            self._tell(hold)
+
+    def end(self, hold: Hold, action: str) -> None:
+        """End a hold: after a successful `retry`, an attested `acknowledge`, or to `abandon` it."""
+        if self._holds.pop(id(hold), None) is None:
+            # Abandoned while its recovery ran; that one came too late to matter.
+            return
+        self._room.events.emit(RunRecovered, hold.entry.run_id, hold.phase, action)
+        hold.resolve(action)
+
+    def abandon(self) -> tuple[HeldObligation, ...]:
+        """Give up the holds of this turn, and name them."""
+        given_up = tuple(self._holds.values())
+        facts = tuple(hold.facts() for hold in given_up)
+        for hold in given_up:
+            self.end(hold, "abandon")
+        return facts
+
+    def of(self, entry: Entry, kind: HoldKind) -> Hold | None:
+        """Give what of that kind is held for a Run."""
+        for hold in self._holds.values():
+            if hold.entry is entry and hold.kind is kind:
+                return hold
+        return None
+
+    def facts(self) -> tuple[HeldObligation, ...]:
+        """Tell all of them as facts."""
+        return tuple(hold.facts() for hold in self._holds.values())
+
+    def report(self) -> None:
+        """Name each again: they keep the room's block from ending."""
+        for facts in self.facts():
+            self._room.events.emit(RoomHeld, facts.run_id, facts.lease_id, facts.launch_id, facts.phase, facts.code)
+            _log.error(
+                "room %r can't end: run %s is held at %s (%s)",
+                self._room.name,
+                facts.run_id,
+                facts.phase,
+                facts.code,
+                extra={"room": self._room.name, "lease_id": str(facts.lease_id), "launch_id": str(facts.launch_id)}
+                | _fields(facts.run_id, facts.phase, facts.code),
+            )
+
+    def _tell(self, hold: Hold) -> None:
+        run_id = hold.entry.run_id
+        self._room.events.emit(RunHeld, run_id, hold.phase, hold.code)
+        _log.error(
+            "run %s is held at %s (%s) until an operator acts",
+            run_id,
+            hold.phase,
+            hold.code,
+            extra=_fields(run_id, hold.phase, hold.code),
+        )
+
+
+def _fields(run_id: RunId, phase: str, code: str) -> dict[str, str]:
+    return {"run_id": str(run_id), "phase": phase, "code": code}
+
+
+def _code_of(error: BaseException) -> str:
+    """Name an error by its code or its class, never by its message, which may hold anything."""
+    code = getattr(error, "code", None)
+    return code if isinstance(code, str) and isinstance(error, SpindelError) else type(error).__qualname__
