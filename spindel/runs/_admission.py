@@ -32,6 +32,7 @@ from spindel.errors import (
     PreparationError,
     RoomAdmissionClosedError,
     RoomOwnershipLostError,
+    RunAbandonedError,
     WriteRefusedError,
     WriteUncertainError,
 )
@@ -257,6 +258,11 @@ async def _undo(entry: Entry, first: LeasePhase) -> tuple[str | None, bool]:
     if problem is None:
         _make_unused(entry)
         return ("discarded" if owned else "nothing"), False
+    if isinstance(problem, RunAbandonedError):
+        # The very launch of the cleanup was held, and an operator gave it up: that word counts for the lease, too.
+        entry.owner.abandoned = True
+        entry.finish_unadmitted("abandoned")
+        return None, False
     disposal = problem.code if isinstance(problem, UndisposedError) else None
     # A root Run has no parent that waits for its cleanup, so the error tells and nothing is held, except a fence:
     # an unknown row must not be forgotten.

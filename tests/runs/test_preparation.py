@@ -29,6 +29,7 @@ from spindel.runs import (
     Preparation,
     Room,
     Run,
+    Ticket,
     observe_settlement,
     open_room,
     prepare,
@@ -37,7 +38,10 @@ from spindel.store import AdmitRun, FenceAdmission, RecordDisposal, RunStatus
 from spindel.testing.faults import Fault, FaultyStore
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from spindel.ids import RunId
+    from spindel.runs import Launch
 
 THINGS = ("workspace", "grant", "context")
 
@@ -487,3 +491,30 @@ async def test_without_a_store_only_the_disposal_is_due() -> None:
     assert isinstance(kept[0], PreparationError)
     assert kept[0].disposal == "discarded"
     assert disposals(things.log) == ["grant", "workspace"]
+
+
+async def test_an_abandoned_cleanup_launch_needs_no_second_word(faulty: FaultyStore) -> None:
+    """R-74: giving up the launch of a cleanup gives up the lease that it was for; nothing was disposed."""
+
+    class Refuses:
+        def construct(self, launch: Launch) -> Ticket:
+            raise OSError("no worker")
+
+        def submit(self, launch: Launch, run: Callable[[Launch], Awaitable[None]]) -> None:
+            raise AssertionError
+
+    things = Things(fail="inside grant")
+    kept: list[BaseException] = []
+    async with open_room(faulty, name="main") as room:
+        room.pool.tasks = Refuses()
+        run = await room.start(start_failing, things, kept)
+        await wait_all_tasks_blocked()
+        (hold,) = room.held()
+        abandon_held(room)
+        with pytest.raises(RunAbandonedError):
+            await run.result()
+        assert room.held() == ()
+
+    assert hold.phase == "cleanup"
+    assert isinstance(kept[0], PreparationError)
+    assert disposals(things.log) == []
