@@ -105,11 +105,12 @@ def without_cancelled(problem: BaseException) -> BaseException | None:
     """Take the `Cancelled` leaves out of a group; None if nothing else is in it."""
     if isinstance(problem, trio.Cancelled):
         return None
-    if isinstance(problem, BaseExceptionGroup):
-        cancelled, rest = cast("BaseExceptionGroup[BaseException]", problem).split(trio.Cancelled)
-        # A group that holds none stays itself: whoever raised it may look for that very object.
-        return problem if cancelled is None else cast("BaseException | None", rest)
-    return problem
+    if not isinstance(problem, BaseExceptionGroup):
+        return problem
+    group = cast("BaseExceptionGroup[BaseException]", problem)
+    cancelled, rest = group.split(trio.Cancelled)
+    # A group that holds none stays itself: whoever raised it may look for that very object.
+    return group if cancelled is None else cast("BaseException | None", rest)
 
 
 def error_text(error: BaseException | None) -> str | None:

@@ -333,6 +333,41 @@ async def test_a_child_whose_row_is_in_flight_starts_cancelled(faulty: FaultySto
     assert told == [RunStarted, RunCancelRequested, RunFinished]
 
 
+async def test_a_request_reaches_the_plain_tasks_whatever_the_body_does(store: Store) -> None:
+    """R-25: plain tasks are cancelled in the same turn, also when the body has ended or doesn't listen."""
+    ends: list[str] = []
+    go_on = trio.Event()
+
+    async def plain(name: str) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ends.append(name)
+
+    async def deaf(run: Run[str]) -> str:
+        run.start_soon(plain, "under a deaf body")
+        with trio.CancelScope(shield=True):
+            await go_on.wait()
+        return "done"
+
+    async def over(run: Run[str]) -> str:
+        run.start_soon(plain, "after the body")
+        return "done"
+
+    async with open_room(store, name="r") as room:
+        runs = [await room.start(deaf), await room.start(over)]
+        await wait_all_tasks_blocked()
+        room.cancel_all()
+        await wait_all_tasks_blocked()
+        cancelled = sorted(ends)
+        go_on.set()
+        outcomes = [await run.outcome() for run in runs]
+
+    assert cancelled == ["after the body", "under a deaf body"]
+    # Both returned a value; their plain tasks had nothing but Cancelled to say.
+    assert [outcome.status for outcome in outcomes] == [RunStatus.COMPLETED, RunStatus.COMPLETED]
+
+
 async def test_a_value_returned_after_a_request_counts(store: Store) -> None:
     """R-24: a Run that was asked to stop and returns a value is completed."""
 

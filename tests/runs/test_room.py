@@ -574,7 +574,7 @@ class TestLoss:
     async def test_an_outcome_being_repeated_gives_up_when_the_room_is_lost(
         self, faulty: FaultyStore, spindel_clock: MockClock
     ) -> None:
-        """R-12, R-31: a terminal write that is being repeated meets the newer owner at its next attempt."""
+        """R-12, R-31: once the room is lost, a terminal write that is being repeated is not sent again."""
         faulty.fail(of=FinishRun, fault=Fault.BEFORE, times=3)
 
         with pytest.raises(RoomOwnershipLostError):
@@ -582,10 +582,14 @@ class TestLoss:
                 run = await room.start(give, 1)
                 await trio.sleep(0.01)
                 faulty.lose("r")
+                with pytest.raises(AdmissionRefusedError):
+                    await room.start(give, 2)
                 with pytest.raises(RoomOwnershipLostError):
                     await run.result()
 
         assert room.held() == ()
+        # Somebody else had met the newer owner, so nothing was written any more.
+        assert len(faulty.written(FinishRun)) == 1
 
 
 class TestReopening:

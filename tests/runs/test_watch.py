@@ -148,8 +148,7 @@ async def test_a_buffer_that_is_just_full_has_not_lagged() -> None:
         run = await room.start(give, 1)
         await run.result()
         events = [await anext(watch), await anext(watch)]
-        waiting = trio.move_on_after(0)
-        with waiting:
+        with trio.move_on_after(0) as waiting:
             await anext(watch)
 
     assert [type(event) for event in events] == [RunStarted, RunFinished]
