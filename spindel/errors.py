@@ -14,7 +14,8 @@ The tree::
     │   ├── WaitRefusedError         waiting here could never end
     │   ├── CausalStoreRequiredError causes need a store
     │   ├── RunNotFinishedError      a lease can't go before the outcome is stored
-    │   └── ForeignRoomError         that Run or hold belongs to another room
+    │   ├── ForeignRoomError         that Run or hold belongs to another room
+    │   └── DurableRoomRequiredError Jobs need a room with a store
     ├── RefusedError                 nothing happened; try later, elsewhere, or not at all
     │   ├── WriteRefusedError        the store refused a mutation
     │   ├── AdmissionRefusedError    the store refused a child's first row
@@ -24,7 +25,9 @@ The tree::
     │   ├── RoomInUseError           another process, or this one, owns the room
     │   ├── RoomCloseInProgressError another task is closing the room
     │   ├── NotConstructedError      a preparation refused before any effect
-    │   └── SchemaError              the file is newer, foreign or damaged
+    │   ├── SchemaError              the file is newer, foreign or damaged
+    │   ├── JobKeyConflictError      another Job lives under that key
+    │   └── JobNotFoundError         the room has no such Job
     ├── UnknownOutcomeError          it may have happened; nobody may say that it did not
     │   ├── WriteUncertainError      a mutation may have been committed
     │   ├── AdmissionUncertainError  a child's first row may exist
@@ -39,7 +42,8 @@ The tree::
     │   ├── AcknowledgeRefusedError  an attestation can't stand in for this step
     │   ├── ConstructionOwnerUnavailableError  nobody can dispose what was begun
     │   ├── LaunchNotRecoverableError          a launch that ran is never run again
-    │   └── FamilyUnsupportedError   the family state can't mint a witness
+    │   ├── FamilyUnsupportedError   the family state can't mint a witness
+    │   └── StageHeldError           a retried stage failed again
     └── OutcomeError                 how a Run, a room or a watch ended
         ├── RunFailedError
         ├── RunCancelledError
@@ -74,11 +78,14 @@ __all__ = [
     "CauseNotDurableError",
     "ConstructionOwnerUnavailableError",
     "DuplicateRunError",
+    "DurableRoomRequiredError",
     "FamilyCancelledError",
     "FamilySealedError",
     "FamilyUnsupportedError",
     "ForeignRoomError",
     "InvalidRecordError",
+    "JobKeyConflictError",
+    "JobNotFoundError",
     "LaunchNotRecoverableError",
     "NotConstructedError",
     "NotHeldError",
@@ -101,6 +108,7 @@ __all__ = [
     "RunWaitingError",
     "SchemaError",
     "SpindelError",
+    "StageHeldError",
     "StaleRevisionError",
     "UnknownOutcomeError",
     "WaitRefusedError",
@@ -247,6 +255,49 @@ class ForeignRoomError(CallerError):
         self.room = room
         self.subject = subject
         super().__init__(f"room {room!r} does not own {subject}; use the Room object that started it")
+
+
+class DurableRoomRequiredError(CallerError, AdmissionError):
+    """A Job was to be started in a room without a store.
+
+    Attributes:
+        room: the room's name.
+    """
+
+    def __init__(self, room: str) -> None:
+        self.room = room
+        super().__init__(f"room {room!r} has no store, so it can't keep Jobs; open it with a store")
+
+
+class JobKeyConflictError(RefusedError, AdmissionError):
+    """Another Job lives under that key, of another parent or for another offer.
+
+    Attributes:
+        key: the key.
+        job_id: the living Job, or None while it is being started.
+    """
+
+    def __init__(self, key: str, job_id: RunId | None) -> None:
+        self.key = key
+        self.job_id = job_id
+        who = "a Job that is being started" if job_id is None else f"Job {job_id}"
+        super().__init__(
+            f"key {key!r} belongs to {who}, of another parent or offer; use another key or wait for its end"
+        )
+
+
+class JobNotFoundError(RefusedError):
+    """The room has no Job of that id.
+
+    Attributes:
+        room: the room's name.
+        job_id: the id.
+    """
+
+    def __init__(self, room: str, job_id: RunId) -> None:
+        self.room = room
+        self.job_id = job_id
+        super().__init__(f"room {room!r} has no Job {job_id}; it may be a plain Run, or of another room")
 
 
 class WriteRefusedError(RefusedError):
@@ -592,6 +643,20 @@ class FamilyUnsupportedError(OperatorError):
     def __init__(self, run_id: RunId) -> None:
         self.run_id = run_id
         super().__init__(f"run {run_id} has no supported family state; it ends without a family witness")
+
+
+class StageHeldError(OperatorError):
+    """A held stage was retried and failed again; it is held under a new revision.
+
+    Attributes:
+        locator: the hold's new form.
+        stage: the stage.
+    """
+
+    def __init__(self, locator: Any, stage: str) -> None:
+        self.locator = locator
+        self.stage = stage
+        super().__init__(f"stage {stage} failed again and is held under a new revision; read it, then decide")
 
 
 class RunFailedError(OutcomeError):

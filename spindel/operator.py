@@ -11,14 +11,68 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+import trio
+
+from spindel.errors import JobNotFoundError
+from spindel.jobs._job import blocked_by, view_of_owner
+from spindel.jobs._reads import owner_of
 from spindel.runs._recovery import reconcile
 from spindel.runs._recovery import recover_launch as _recover_launch
 
 if TYPE_CHECKING:
     from spindel.ids import LaunchId, LeaseId, Revision, RunId
+    from spindel.jobs import HoldLocator, JobView, RecoveryState
+    from spindel.jobs._owner import JobOwner
     from spindel.runs import HeldObligation, LaunchFacts, LeaseFacts, LeasePhase, Room
 
-__all__ = ["abandon_held", "reconcile_settlement", "recover_launch"]
+__all__ = ["abandon_held", "reconcile_settlement", "recover", "recover_launch", "recovery_state"]
+
+
+def recovery_state(room: Room, job_id: RunId) -> RecoveryState:
+    """Give a Job's held stage, its private error, and the locator to act on. Changes nothing.
+
+    Raises:
+        JobNotFoundError: no such Job lives in this room.
+        NotHeldError: no stage of it is held; `blocked_by` names held Runs that it waits for.
+    """
+    owner = _owner(room, job_id)
+    return owner.recovery_state(blocked_by(owner))
+
+
+async def recover(room: Room, locator: HoldLocator, action: Literal["retry", "acknowledge"]) -> JobView:
+    """Take a held stage of a Job up, exclusively, and let the walk go on.
+
+    `retry` says that repeating the stage is safe. `acknowledge` attests what physically happened and never calls the
+    callback; it is accepted for a callback always, elsewhere only on evidence: the exact write in the row, a family
+    that has returned, a lease that is gone.
+
+    Cancellation: checked once. Afterwards it ends this wait only: the recovery runs in the Job's own task.
+
+    Returns:
+        The Job as it is then.
+
+    Raises:
+        JobNotFoundError: no such Job lives in this room.
+        NotHeldError, StaleRevisionError, RecoveryInProgressError: refused before any effect.
+        StageHeldError: the stage failed again; the error has the new locator.
+        AcknowledgeRefusedError: no attestation can stand in for this stage now; held under a new revision.
+        RoomOwnershipLostError, RunAbandonedError: the Job ended meanwhile, and nobody may say how.
+    """
+    await trio.lowlevel.checkpoint_if_cancelled()
+    owner = _owner(room, locator.job_id)
+    run = owner.run
+    assert run is not None, "a living owner has its Run"
+    admission = owner.entry.admission
+    assert admission is not None, "a living Job keeps its first row"
+    await owner.recover(locator, action, blocked_by(owner))
+    return view_of_owner(owner, run, admission.started_at)
+
+
+def _owner(room: Room, job_id: RunId) -> JobOwner:
+    owner = owner_of(room, job_id)
+    if owner is None or owner.run is None:
+        raise JobNotFoundError(room.name, job_id)
+    return owner
 
 
 async def reconcile_settlement(

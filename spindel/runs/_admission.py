@@ -45,7 +45,7 @@ from spindel.runs._outcome import error_text, without_cancelled
 from spindel.runs._preparation import Acquisition, Custody
 from spindel.runs._states import LeasePhase, Publication, RoomState
 from spindel.runs._undoing import UndisposedError, hold_admission, undo_at_once
-from spindel.store import AdmitRun, Confirmation
+from spindel.store import JOB_VERSION, AdmitRun, Confirmation
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from spindel.runs._preparation import Preparation
     from spindel.runs._room import Room
     from spindel.runs._run import Run
+    from spindel.store import JobIdentity
 
 __all__ = ["admit", "admit_each", "leave", "reserve"]
 
@@ -303,7 +304,21 @@ def _first_row(entry: Entry, particulars: Particulars) -> AdmitRun:
         family_version=entry.family_version,
         created_at=now,
         started_at=now,
+        **_job_columns(particulars),
     )
+
+
+def _job_columns(particulars: Particulars) -> dict[str, Any]:
+    """Give the columns by which a layer above makes the Run a Job, if its finisher has an identity."""
+    job: JobIdentity | None = getattr(particulars.finisher, "job", None)
+    if job is None:
+        return {}
+    return {
+        "job_version": JOB_VERSION,
+        "job_key": job.key,
+        "job_offer": job.offer,
+        "job_experiment": job.experiment,
+    }
 
 
 def _start(

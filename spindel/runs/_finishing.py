@@ -38,7 +38,7 @@ from spindel.runs._frontier import held_frontier
 from spindel.runs._outcome import Decision, Outcome, error_text
 from spindel.runs._parking import park, sleep_shielded
 from spindel.runs._states import HoldKind, LaunchKind, LaunchState, LeasePhase, Publication, RoomState
-from spindel.store import FAMILY_VERSION, AppendWitnesses, FinishRun, RunStatus
+from spindel.store import FAMILY_VERSION, AppendWitnesses, Confirmation, FinishRun, RunStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from spindel.ids import RunId
     from spindel.runs._entry import Entry
     from spindel.runs._pool import Launch
-    from spindel.store import RunRecord
+    from spindel.store import Mutation, RunRecord
 
 __all__ = ["Finisher", "Finishing", "finish", "outcome_of", "release", "set_verdict"]
 
@@ -57,7 +57,10 @@ _LOG_SECONDS: Final = 60.0
 
 
 class Finisher(Protocol):
-    """What a layer above does instead of steps 1 to 3. It runs in the Run's own task, shielded."""
+    """What a layer above does instead of steps 1 to 3. It runs in the Run's own task, shielded.
+
+    One with an attribute `job`, a `JobIdentity`, makes its Run a Job: the first row says so.
+    """
 
     async def finish(self, finishing: Finishing) -> None:
         """Walk the stages. On return the lease must have been released.
@@ -177,6 +180,51 @@ class Finishing:
             raise WaitRefusedError(reason)
         if not await _join(self._entry):
             raise RunAbandonedError(self._entry.run_id)
+
+    @property
+    def mints_witness(self) -> bool:
+        """True if the registry entry has a family state that can vouch for the family's return."""
+        return _mints_witness(self._entry)
+
+    @property
+    def ended_at(self) -> int | None:
+        """When the outcome was frozen, in UTC microseconds."""
+        return None if self._frozen is None else self._frozen.ended_at
+
+    @property
+    def family_returned(self) -> bool:
+        """True if the family is observably gone, whatever its join says: sealed, no lease, nothing given up."""
+        family = self._entry.family
+        return self._entry.sealed and (family is None or (family.returned and not family.abandoned))
+
+    @property
+    def lease_released(self) -> bool:
+        """True once the execution lease is gone."""
+        return self._entry.end is not None
+
+    async def confirm(self, mutation: Mutation[Any]) -> Confirmation:
+        """Read a frozen write back. Not cancellable.
+
+        Raises:
+            WriteUncertainError: the reading itself failed.
+        """
+        store = self._entry.room.store
+        assert store is not None, "only a store has rows"
+        return await store.confirm(mutation)
+
+    async def confirm_outcome(self) -> Confirmation:
+        """Read the frozen outcome back, and repair the live Run if it is there.
+
+        Raises:
+            RunNotFinishedError: no attempt was made to store it.
+            WriteUncertainError: the reading itself failed.
+        """
+        if self._frozen is None:
+            raise RunNotFinishedError(self._entry.run_id)
+        confirmation = await self.confirm(self._frozen)
+        if confirmation is Confirmation.PRESENT:
+            self._entry.status = _verdict(self._entry)
+        return confirmation
 
     async def append_witnesses(self, mutation: AppendWitnesses) -> None:
         """Write witnesses of this Run, in one attempt.
@@ -398,10 +446,7 @@ def _freeze(
     entry: Entry, family_returned: bool, result_state: str | None = None, scorecard: UUID | None = None
 ) -> FinishRun:
     """Freeze the terminal write; every repeat sends this very object."""
-    if family_returned and entry.family_version != FAMILY_VERSION:
-        # An owner of an older or unknown family state can't know that everything came back.
-        _log.warning("%s", FamilyUnsupportedError(entry.run_id), extra={"run_id": str(entry.run_id)})
-        family_returned = False
+    family_returned = family_returned and _mints_witness(entry)
     error = entry.error
     return FinishRun(
         room=entry.room.name,
@@ -415,6 +460,14 @@ def _freeze(
         job_result_state=result_state,
         job_scorecard=scorecard,
     )
+
+
+def _mints_witness(entry: Entry) -> bool:
+    if entry.family_version == FAMILY_VERSION:
+        return True
+    # An owner of an older or unknown family state can't know that everything came back.
+    _log.warning("%s", FamilyUnsupportedError(entry.run_id), extra={"run_id": str(entry.run_id)})
+    return False
 
 
 def _verdict(entry: Entry) -> RunStatus:

@@ -101,11 +101,7 @@ def check_options(options: RunOptions) -> Particulars:
     for key in options:
         if key not in _KNOWN:
             raise InvalidRecordError(key, f"is no option of a start; there are {', '.join(sorted(_KNOWN))}")
-    if "run_id" in options:
-        check_run_id(options["run_id"])
-    trigger_id = options.get("trigger_id")
-    if trigger_id is not None and not isinstance(trigger_id, UUID):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidRecordError("trigger_id", f"{trigger_id!r} is no UUID")
+    _check_ids(options)
     policy = options.get("on_child_failure", "isolate")
     if policy not in ("isolate", "cancel"):
         raise InvalidRecordError("on_child_failure", f"{policy!r} is neither 'isolate' nor 'cancel'")
@@ -113,7 +109,7 @@ def check_options(options: RunOptions) -> Particulars:
     return Particulars(
         _check_name("kind", options.get("kind", PLAIN.kind)),
         _check_name("actor", options["actor"]) if "actor" in options else None,
-        trigger_id,
+        options.get("trigger_id"),
         _check_provenance(options.get("provenance")),
         options.get("prepare"),
         options.get("publish"),
@@ -121,6 +117,14 @@ def check_options(options: RunOptions) -> Particulars:
         policy,
         options.get("finisher"),
     )
+
+
+def _check_ids(options: RunOptions) -> None:
+    if "run_id" in options:
+        check_run_id(options["run_id"])
+    trigger_id = options.get("trigger_id")
+    if trigger_id is not None and not isinstance(trigger_id, UUID):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidRecordError("trigger_id", f"{trigger_id!r} is no UUID")
 
 
 def _check_live_things(options: RunOptions) -> None:

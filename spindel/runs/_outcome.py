@@ -107,10 +107,9 @@ def without_cancelled(problem: BaseException) -> BaseException | None:
         return None
     if not isinstance(problem, BaseExceptionGroup):
         return problem
-    group = cast("BaseExceptionGroup[BaseException]", problem)
-    cancelled, rest = group.split(trio.Cancelled)
+    cancelled, rest = cast("BaseExceptionGroup[BaseException]", problem).split(trio.Cancelled)
     # A group that holds none stays itself: whoever raised it may look for that very object.
-    return group if cancelled is None else cast("BaseException | None", rest)
+    return cast("BaseException | None", problem if cancelled is None else rest)
 
 
 def error_text(error: BaseException | None) -> str | None:

@@ -328,6 +328,18 @@ class WorkerPool:
         self._room.holds.end(hold, "retry")
         self._advance(launch)
 
+    def acknowledge_join(self, launch: Launch, family: FamilyState) -> bool:
+        """Take a held join as returned because its family observably is; False if it isn't."""
+        hold = launch.hold
+        if hold is None or not family.returned or family.abandoned:
+            return False
+        launch.state = LaunchState.RETURNED
+        if launch.ticket is not None:
+            launch.ticket.cancel()
+        self._room.holds.end(hold, "acknowledge")
+        launch.tell()
+        return True
+
     def _hold(self, launch: Launch, error: BaseException) -> None:
         launch.hold = self._room.holds.add(
             launch.entry,

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple, final
 
 import trio
@@ -98,6 +99,8 @@ class Room:
         self.store = store
         self.epoch = epoch
         self.actor = "local"
+        # The control context: what is done for Runs after their work is done in copies of it.
+        self.context = copy_context()
         self.entries: dict[int, Entry] = {}
         self.family = FamilyState()
         self.admissions = 0

@@ -235,7 +235,8 @@ def _live(room: Room | RoomReader, run_id: RunId) -> _Live:
     shown = tuple(launch_facts(launch) for launch in launches[:_FACTS_MAX])
     return _Live(
         Presence.PRESENT if entry.live else Presence.ABSENT,
-        Presence.ABSENT,
+        # A Run of a layer above has an owner for as long as it has its finisher.
+        Presence.PRESENT if entry.finisher is not None else Presence.ABSENT,
         lease_facts(room, entry),
         leases,
         shown,

@@ -640,6 +640,7 @@ def _matching(room: _Room, query: RunQuery) -> Iterator[_Row]:
         if (
             (query.status is None or _status(row) is query.status)
             and (query.parent is None or row.admission.parent_id == query.parent)
+            and (not query.jobs or row.admission.job_version is not None)
             and (under is None or row in under)
         ):
             yield row

@@ -21,7 +21,9 @@ __all__ = [
     "ENDED",
     "ERROR_CHARACTERS_MAX",
     "FAMILY_VERSION",
+    "JOB_VERSION",
     "LIMIT_MAX",
+    "JobIdentity",
     "RoomRecord",
     "RunCursor",
     "RunPage",
@@ -119,6 +121,24 @@ class RoomRecord:
     closed_at: int | None
 
 
+JOB_VERSION: Final = 1
+
+
+@attrs.frozen
+class JobIdentity:
+    """What makes a Run a Job, in its first row; immutable.
+
+    Attributes:
+        key: what it was started under, or None.
+        offer: hash of the whole invocation reference that asked for it, or None.
+        experiment: content id of what it runs, or None.
+    """
+
+    key: str | None = None
+    offer: UUID | None = None
+    experiment: UUID | None = None
+
+
 @attrs.frozen
 class RunCursor:
     """Where a page ended: the next one starts below it."""
@@ -136,6 +156,7 @@ class RunQuery:
         parent: only its direct children.
         under: only this Run and its structural descendants.
         before: only what comes after this cursor in the order of the list.
+        jobs: only Jobs.
         limit: 1 to 100.
     """
 
@@ -144,6 +165,7 @@ class RunQuery:
     parent: RunId | None = None
     under: RunId | None = None
     before: RunCursor | None = None
+    jobs: bool = False
     limit: int = 20
 
 

@@ -62,11 +62,11 @@ WITH RECURSIVE subtree (id) AS (
 class RunReader:
     """The statements that fit one file. Used by one thread at a time."""
 
-    __slots__ = ("_columns", "_connection", "_pages")
+    __slots__ = ("_columns", "_connection", "_pages", "_there")
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
-        there = {name for (name,) in connection.execute("SELECT name FROM pragma_table_info('runs')")}
+        self._there = there = {name for (name,) in connection.execute("SELECT name FROM pragma_table_info('runs')")}
         self._columns = ", ".join(f"runs.{name}" if name in there else f"NULL AS {name}" for name in _COLUMNS)
         self._pages: dict[tuple[bool, ...], str] = {}
 
@@ -127,15 +127,19 @@ class RunReader:
             query.parent is not None,
             query.under is not None,
             query.before is not None,
+            query.jobs,
         )
         text = self._pages.get(filters)
         if text is None:
             text = self._pages[filters] = self._build_page(*filters)
         return text
 
-    def _build_page(self, running: bool, status: bool, parent: bool, under: bool, before: bool) -> str:
+    def _build_page(self, running: bool, status: bool, parent: bool, under: bool, before: bool, jobs: bool) -> str:
         source = "runs"
         wanted = ["runs.room = :room"]
+        if jobs:
+            # A file from before Jobs has none.
+            wanted.append("runs.job_version IS NOT NULL" if "job_version" in self._there else "0")
         if running:
             # Running rows are few and have an index of their own; a long history before them is never read.
             wanted.append("runs.status = 'running'")

@@ -329,8 +329,8 @@ class TestPlans:
     async def test_no_list_scans_the_table(self, attacked: Attacked) -> None:
         reader = RunReader(apsw.Connection(attacked.store.path))
         names = ("room", "limit", "status", "parent", "under", "before_start", "before_id")
-        for running, status, parent, under, before in product([False, True], repeat=5):
-            text = reader._build_page(running, status or running, parent, under, before)
+        for running, status, parent, under, before, jobs in product([False, True], repeat=6):
+            text = reader._build_page(running, status or running, parent, under, before, jobs)
             plan = self.plan(attacked.store, text, dict.fromkeys(names, "x"))
 
             assert "SCAN runs" not in plan, text

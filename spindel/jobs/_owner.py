@@ -1,0 +1,322 @@
+"""The owner of a live Job: the process-local record that keeps its callbacks, outcome and waiters until it is done.
+
+It is the Run's finisher: the Run's own task walks the stages through it, shielded and without a deadline. There is no
+table of owners; the Run's registry entry refers to its finisher, and that is where an owner is found.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from uuid import UUID
+
+import attrs
+import trio
+
+from spindel.errors import (
+    AcknowledgeRefusedError,
+    NotHeldError,
+    RecoveryInProgressError,
+    RoomOwnershipLostError,
+    RunAbandonedError,
+    StageHeldError,
+    StaleRevisionError,
+)
+from spindel.ids import Revision, RunId
+from spindel.jobs._stages import FINISHING, STAGE_NEXT, Stage
+from spindel.jobs._walk import Walk
+from spindel.runs._parking import park
+from spindel.runs._states import HoldKind
+from spindel.store import JobIdentity
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from spindel.runs import Finishing, Outcome, Room, Run
+    from spindel.runs._entry import Entry
+    from spindel.runs._holds import Hold
+    from spindel.runs._pool import Launch
+
+__all__ = ["HoldLocator", "JobOwner", "Observation", "RecoveryState"]
+
+T = TypeVar("T")
+
+
+@attrs.frozen
+class Observation(Generic[T]):
+    """What asked for a Job, and how its result is referred to.
+
+    Attributes:
+        offer: hash of the whole invocation reference.
+        experiment: content id of what is being run.
+        result_of: a pure function of the outcome: the content id of its certified result, or None if there is none.
+    """
+
+    offer: UUID
+    experiment: UUID
+    result_of: Callable[[Outcome[T]], UUID | None]
+
+
+@attrs.frozen
+class HoldLocator:
+    """Exactly one form of one held stage. It coordinates operators and permits nothing."""
+
+    job_id: RunId
+    incarnation: UUID
+    stage: Stage
+    revision: Revision
+
+
+@attrs.frozen
+class RecoveryState:
+    """A held stage, for the operator.
+
+    Attributes:
+        error: the original error; it is in no view, row, event or log.
+        held_since: wall time in UTC microseconds.
+    """
+
+    locator: HoldLocator
+    error: BaseException
+    held_since: int
+
+
+@attrs.define(eq=False)
+class _Attempt:
+    """One recovery: what is to be done, and what came of it."""
+
+    action: str
+    over: trio.Event = attrs.field(factory=trio.Event)
+    error: BaseException | None = None
+
+    def finish(self, error: BaseException | None) -> None:
+        self.error = error
+        self.over.set()
+
+
+class JobOwner:
+    """See the module. Made by `start_job` only.
+
+    Attributes:
+        job: what makes the Run a Job, for its first row.
+        stage: where the walk is.
+        hold: the held stage, or None.
+        done: set when the owner is dropped, however that came.
+        end: None while it lives; then `done`, `lost` or `abandoned`.
+        result_state, scorecard: of an observed Job, once its outcome is decided.
+    """
+
+    def __init__(
+        self,
+        room: Room,
+        key: str | None,
+        before_finish: Callable[[Outcome[Any]], Awaitable[None]] | None,
+        on_settled: Callable[[Outcome[Any]], Awaitable[None]] | None,
+        observation: Observation[Any] | None,
+    ) -> None:
+        offer = None if observation is None else observation.offer
+        experiment = None if observation is None else observation.experiment
+        self.room = room
+        self.key = key
+        self.job = JobIdentity(key, offer, experiment)
+        self.before_finish = before_finish
+        self.on_settled = on_settled
+        self.observation = observation
+        self.run: Run[Any] | None = None
+        self.stage = Stage.WORK
+        self.hold: Hold | None = None
+        self.done = trio.Event()
+        self.end: str | None = None
+        self.result_state: str | None = None
+        self.scorecard: UUID | None = None
+        self.reason: str | None = None
+        self.error: BaseException | None = None
+        self.ended_at: int | None = None
+        self._drop_key: Callable[[], None] | None = None
+        self._changed = trio.Event()
+        self._attempt: _Attempt | None = None
+        self._original: BaseException | None = None
+
+    @property
+    def entry(self) -> Entry:
+        """The Run's registry entry, for as long as it is in the registry."""
+        assert self.run is not None, "an owner has its Run before anybody can reach it"
+        return self.run._entry
+
+    @property
+    def job_id(self) -> RunId:
+        """The Job."""
+        assert self.run is not None, "an owner has its Run before anybody can reach it"
+        return self.run.id
+
+    def own(self, run: Run[Any], drop_key: Callable[[], None] | None) -> None:
+        """Take the admitted Run, in the turn of its admission: its body has not begun."""
+        self.run = run
+        self._drop_key = drop_key
+
+    # -- the walk ---------------------------------------------------------------------------------------------------
+
+    async def finish(self, finishing: Finishing) -> None:
+        """Walk the stages after the work, each until it has passed."""
+        walk = Walk(self, finishing)
+        end = "lost"
+        try:
+            for stage in FINISHING:
+                assert stage in STAGE_NEXT[self.stage], f"no way from {self.stage} to {stage}"
+                self.stage = stage
+                await self._pass(stage, walk)
+            self.stage = Stage.DONE
+            end = "done"
+        except RunAbandonedError:
+            end = "abandoned"
+            raise
+        finally:
+            self._drop(end)
+
+    def _drop(self, end: str) -> None:
+        """Drop the owner: key, callbacks, waiters. Touches neither room nor store."""
+        self.end = end
+        drop_key, self._drop_key = self._drop_key, None
+        if drop_key is not None:
+            drop_key()
+        self.before_finish = self.on_settled = self.observation = self._original = None
+        self.done.set()
+        self.tell_change()
+
+    async def _pass(self, stage: Stage, walk: Walk) -> None:
+        """Try a stage, and hold it while it fails; an operator says how to go on."""
+        attempt: _Attempt | None = None
+        while True:
+            try:
+                if attempt is not None and attempt.action == "acknowledge":
+                    await walk.acknowledge(stage)
+                else:
+                    await walk.step(stage)
+            except (RoomOwnershipLostError, RunAbandonedError) as error:
+                if attempt is not None:
+                    attempt.finish(error)
+                raise
+            except BaseException as error:  # noqa: ASYNC103, BLE001  held with its owner; only the operator gets it
+                if not isinstance(error, Exception | trio.Cancelled):
+                    self.room.interrupt(error)
+                attempt = await self._hold_stage(stage, error, attempt)
+            else:
+                if attempt is not None:
+                    attempt.finish(None)
+                return
+
+    async def _hold_stage(self, stage: Stage, error: BaseException, failed: _Attempt | None) -> _Attempt:
+        """Hold this stage until an operator says how to go on."""
+        actions: list[str] = []
+        refused = isinstance(error, AcknowledgeRefusedError) and self._original is not None
+        if not refused:
+            # A refused acknowledgement leaves the original error with the owner.
+            self._original = error
+        assert self._original is not None
+        original = self._original
+
+        def register(resume: Callable[[], None]) -> None:
+            def resolve(action: str) -> None:
+                actions.append(action)
+                resume()
+
+            self.hold = self.room.holds.add(self.entry, stage.value, original, resolve, kind=HoldKind.STAGE)
+            self.tell_change()
+            if failed is not None:
+                failed.finish(error if refused else StageHeldError(self.locator(), stage.value))
+
+        await park(register)
+        self.hold = None
+        if actions[0] == "abandon":
+            raise RunAbandonedError(self.job_id)
+        attempt, self._attempt = self._attempt, None
+        assert attempt is not None, "an operator's claim says what to do"
+        return attempt
+
+    # -- waiting and telling ----------------------------------------------------------------------------------------
+
+    def tell_change(self) -> None:
+        """Wake who waits for "done or held"."""
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def wait_done_or_held(self) -> None:
+        """Wait until it is done, or a stage of it is held."""
+        while self.end is None and self.held_stage() is None:
+            await self._changed.wait()
+
+    # -- recovery ---------------------------------------------------------------------------------------------------
+
+    def held_launch(self) -> Launch | None:
+        """Give the family's join, if it is held: then the stage is `family-join`."""
+        if self.stage is not Stage.FAMILY_JOIN:
+            return None
+        for launch in self.room.pool.launches.values():
+            if launch.entry is self.entry and launch.hold is not None:
+                return launch
+        return None
+
+    def held_stage(self) -> Stage | None:
+        """Give the stage that is held, or None."""
+        return self.stage if self.hold is not None or self.held_launch() is not None else None
+
+    def present_hold(self) -> Hold | None:
+        """Give the hold of the present stage, its own or that of the join."""
+        launch = self.held_launch()
+        return self.hold if launch is None else launch.hold
+
+    def locator(self) -> HoldLocator:
+        """Give the exact form of the present hold."""
+        hold = self.present_hold()
+        assert hold is not None, "asked for a held stage only"
+        return HoldLocator(self.job_id, self.room.incarnation, self.stage, hold.revision)
+
+    def recovery_state(self, blocked_by: tuple[RunId, ...]) -> RecoveryState:
+        """Give the held stage with its private error.
+
+        Raises:
+            NotHeldError: nothing of it is held; it may wait for others.
+        """
+        hold = self.present_hold()
+        if hold is None:
+            raise NotHeldError(f"Job {self.job_id}", blocked_by)
+        return RecoveryState(self.locator(), hold.error, hold.since)
+
+    async def recover(self, locator: HoldLocator, action: str, blocked_by: tuple[RunId, ...]) -> None:
+        """Take the held stage up, in the Run's own task; the caller only waits for it.
+
+        Raises:
+            NotHeldError, StaleRevisionError, RecoveryInProgressError: refused before any effect.
+            StageHeldError: it failed again. AcknowledgeRefusedError: no attestation can stand in for it.
+            RoomOwnershipLostError, RunAbandonedError: the Job ended meanwhile.
+        """
+        subject = f"Job {self.job_id}"
+        launch = self.held_launch()
+        hold = self.present_hold()
+        if hold is None and self._attempt is None:
+            raise NotHeldError(subject, blocked_by)
+        same = locator.incarnation == self.room.incarnation and locator.stage == self.stage
+        if not same or (hold is not None and locator.revision != hold.revision):
+            raise StaleRevisionError(subject)
+        if hold is None or hold.claimed:
+            raise RecoveryInProgressError(subject)
+        if launch is not None:
+            await self._recover_join(launch, locator, action)
+            return
+        hold.claimed = True
+        attempt = self._attempt = _Attempt(action)
+        self.room.holds.end(hold, action)
+        await attempt.over.wait()
+        if attempt.error is not None:
+            raise attempt.error
+
+    async def _recover_join(self, launch: Launch, locator: HoldLocator, action: str) -> None:
+        pool = self.room.pool
+        if action == "retry":
+            pool.recover(launch, locator.revision)
+        else:
+            family = self.entry.family
+            if family is None or not pool.acknowledge_join(launch, family):
+                raise AcknowledgeRefusedError(f"Job {self.job_id}", self.stage.value)
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        if launch.hold is not None:
+            raise StageHeldError(self.locator(), self.stage.value)
