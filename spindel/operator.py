@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import trio
 
 from spindel.errors import JobNotFoundError
-from spindel.jobs._job import blocked_by, view_of_owner
+from spindel.jobs._job import view_of_owner
 from spindel.jobs._reads import owner_of
 from spindel.runs._recovery import reconcile
 from spindel.runs._recovery import recover_launch as _recover_launch
@@ -36,7 +36,7 @@ def recovery_state(room: Room, job_id: RunId) -> RecoveryState:
         NotHeldError: no stage of it is held; `blocked_by` names held Runs that it waits for.
     """
     owner = _owner(room, job_id)
-    return owner.recovery_state(blocked_by(owner))
+    return owner.recovery_state()
 
 
 async def recover(room: Room, locator: HoldLocator, action: Literal["retry", "acknowledge"]) -> JobView:
@@ -64,7 +64,7 @@ async def recover(room: Room, locator: HoldLocator, action: Literal["retry", "ac
     assert run is not None, "a living owner has its Run"
     admission = owner.entry.admission
     assert admission is not None, "a living Job keeps its first row"
-    await owner.recover(locator, action, blocked_by(owner))
+    await owner.recover(locator, action)
     return view_of_owner(owner, run, admission.started_at)
 
 

@@ -20,13 +20,11 @@ if TYPE_CHECKING:
     from spindel.ids import RunId
     from spindel.jobs._owner import JobOwner
     from spindel.runs import Room, Run
-    from spindel.runs._entry import Entry
 
-__all__ = ["Job", "JobView", "ResultState", "blocked_by", "view_of_owner"]
+__all__ = ["Job", "JobView", "ResultState", "view_of_owner"]
 
 T = TypeVar("T")
 ResultState = Literal["available", "unavailable"]
-_BLOCKED_MAX = 20
 
 
 @attrs.frozen(kw_only=True)
@@ -152,7 +150,7 @@ class Job(Generic[T]):
 
 def view_of_owner(owner: JobOwner, run: Run[T], started_at: int) -> JobView:
     """See a Job that this process owns, or has owned, from memory."""
-    blocked = blocked_by(owner)
+    blocked = owner.blocked_by()
     held = owner.held_stage() or (Stage.FAMILY_JOIN if blocked else None)
     stored = run.status not in (RunStatus.RUNNING, RunStatus.CANCELLING)
     return JobView(
@@ -178,23 +176,3 @@ def view_of_owner(owner: JobOwner, run: Run[T], started_at: int) -> JobView:
         result_state=cast("ResultState | None", owner.result_state if stored else None),
         scorecard=owner.scorecard if stored else None,
     )
-
-
-def blocked_by(owner: JobOwner) -> tuple[RunId, ...]:
-    """Give the held Runs below a Job whose family has not returned: those to recover instead of it."""
-    if owner.end is not None or owner.run is None or not owner.room.held():
-        return ()
-    held = {obligation.run_id for obligation in owner.room.held()}
-    found: list[RunId] = []
-    below: list[Entry] = list(_leases(owner.entry))
-    for entry in below:
-        below.extend(_leases(entry))
-        if entry.run_id in held:
-            found.append(entry.run_id)
-            if len(found) == _BLOCKED_MAX:
-                break
-    return tuple(found)
-
-
-def _leases(entry: Entry) -> tuple[Entry, ...]:
-    return () if entry.family is None else tuple(entry.family.leases.values())

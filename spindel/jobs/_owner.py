@@ -6,7 +6,7 @@ table of owners; the Run's registry entry refers to its finisher, and that is wh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from uuid import UUID
 
 import attrs
@@ -24,7 +24,7 @@ from spindel.errors import (
 from spindel.ids import Revision, RunId
 from spindel.jobs._stages import FINISHING, STAGE_NEXT, Stage
 from spindel.jobs._walk import Walk
-from spindel.runs._parking import park
+from spindel.runs._parking import park, wait_any
 from spindel.runs._states import HoldKind
 from spindel.store import JobIdentity
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["HoldLocator", "JobOwner", "Observation", "RecoveryState"]
 
 T = TypeVar("T")
+_BLOCKED_MAX: Final = 20
 
 
 @attrs.frozen
@@ -240,9 +241,9 @@ class JobOwner:
         self._changed = trio.Event()
 
     async def wait_done_or_held(self) -> None:
-        """Wait until it is done, or a stage of it is held."""
-        while self.end is None and self.held_stage() is None:
-            await self._changed.wait()
+        """Wait until it is done, a stage of it is held, or it waits for something held below it."""
+        while self.end is None and self.held_stage() is None and not self.blocked_by():
+            await wait_any(self._changed.wait, self.room.holds.wait_changed)
 
     # -- recovery ---------------------------------------------------------------------------------------------------
 
@@ -259,6 +260,22 @@ class JobOwner:
         """Give the stage that is held, or None."""
         return self.stage if self.hold is not None or self.held_launch() is not None else None
 
+    def blocked_by(self) -> tuple[RunId, ...]:
+        """Give the held Runs below a Job whose family has not returned: those to recover instead of it."""
+        if self.end is not None or self.run is None:
+            return ()
+        held = {obligation.run_id for obligation in self.room.held()}
+        found: list[RunId] = []
+        below = _leases(self.entry) if held else []
+        for entry in below:
+            # The list grows while it is walked, so deep trees need no stack.
+            below.extend(_leases(entry))
+            if entry.run_id in held:
+                found.append(entry.run_id)
+                if len(found) == _BLOCKED_MAX:
+                    break
+        return tuple(found)
+
     def present_hold(self) -> Hold | None:
         """Give the hold of the present stage, its own or that of the join."""
         launch = self.held_launch()
@@ -270,7 +287,7 @@ class JobOwner:
         assert hold is not None, "asked for a held stage only"
         return HoldLocator(self.job_id, self.room.incarnation, self.stage, hold.revision)
 
-    def recovery_state(self, blocked_by: tuple[RunId, ...]) -> RecoveryState:
+    def recovery_state(self) -> RecoveryState:
         """Give the held stage with its private error.
 
         Raises:
@@ -278,10 +295,10 @@ class JobOwner:
         """
         hold = self.present_hold()
         if hold is None:
-            raise NotHeldError(f"Job {self.job_id}", blocked_by)
+            raise NotHeldError(f"Job {self.job_id}", self.blocked_by())
         return RecoveryState(self.locator(), hold.error, hold.since)
 
-    async def recover(self, locator: HoldLocator, action: str, blocked_by: tuple[RunId, ...]) -> None:
+    async def recover(self, locator: HoldLocator, action: str) -> None:
         """Take the held stage up, in the Run's own task; the caller only waits for it.
 
         Raises:
@@ -293,7 +310,7 @@ class JobOwner:
         launch = self.held_launch()
         hold = self.present_hold()
         if hold is None and self._attempt is None:
-            raise NotHeldError(subject, blocked_by)
+            raise NotHeldError(subject, self.blocked_by())
         same = locator.incarnation == self.room.incarnation and locator.stage == self.stage
         if not same or (hold is not None and locator.revision != hold.revision):
             raise StaleRevisionError(subject)
@@ -320,3 +337,7 @@ class JobOwner:
         await trio.lowlevel.cancel_shielded_checkpoint()
         if launch.hold is not None:
             raise StageHeldError(self.locator(), self.stage.value)
+
+
+def _leases(entry: Entry) -> list[Entry]:
+    return [] if entry.family is None else list(entry.family.leases.values())

@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
+import trio
 
 from spindel.errors import SpindelError
 from spindel.ids import Revision
@@ -91,10 +92,11 @@ class Hold:
 class Holds:
     """The holds of one room."""
 
-    __slots__ = ("_holds", "_room")
+    __slots__ = ("_changed", "_holds", "_room")
 
     def __init__(self, room: Room) -> None:
         self._room = room
+        self._changed = trio.Event()
         # In the order in which they came; a dict, since any of very many may end first.
         self._holds: dict[int, Hold] = {}
 
@@ -152,6 +154,10 @@ class Holds:
         """Tell all of them as facts."""
         return tuple(hold.facts() for hold in self._holds.values())
 
+    async def wait_changed(self) -> None:
+        """Wait until something more is held, or held in another form. A checkpoint."""
+        await self._changed.wait()
+
     def report(self) -> None:
         """Name each again: they keep the room's block from ending."""
         for facts in self.facts():
@@ -168,6 +174,8 @@ class Holds:
 
     def _tell(self, hold: Hold) -> None:
         run_id = hold.entry.run_id
+        self._changed.set()
+        self._changed = trio.Event()
         self._room.events.emit(RunHeld, run_id, hold.phase, hold.code)
         _log.error(
             "run %s is held at %s (%s) until an operator acts",

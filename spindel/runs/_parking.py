@@ -1,4 +1,4 @@
-"""Waiting without a shield scope: a parked task that refuses every abort.
+"""How this package waits, beyond Trio's own: parked tasks that refuse every abort, and one of several events.
 
 A shield scope around each wait of a finishing Run costs more than the wait. Refusing the abort says the same.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import trio
+from trio_util import wait_any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["park", "refuse_abort", "sleep_shielded"]
+__all__ = ["park", "refuse_abort", "sleep_shielded", "wait_any"]
 
 
 async def park(register: Callable[[Callable[[], None]], object]) -> None:

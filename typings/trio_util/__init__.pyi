@@ -1,0 +1,3 @@
+from collections.abc import Awaitable, Callable
+
+async def wait_any(*args: Callable[[], Awaitable[object]]) -> None: ...
