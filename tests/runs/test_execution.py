@@ -187,6 +187,23 @@ class TestStart:
 
         assert got[0].outcome_nowait().value == 1
 
+    async def test_a_child_reserved_before_a_leaf_ended_starts_after_it_and_is_joined(self, store: Store) -> None:
+        """R-41: a Run without a family of its own takes a child that was reserved before its work was over."""
+        event = trio.Event()
+
+        async with open_room(store, name="r") as room:
+            parent = await room.start(wait_for, event)
+            with parent.reserve() as token:
+                event.set()
+                await wait_all_tasks_blocked()
+                child = await parent.admit(token, give, 7)
+                status = parent.status
+            value = await child.result()
+            await parent.result()
+
+        assert status is RunStatus.RUNNING
+        assert value == 7
+
     async def test_a_given_id_is_used_once(self, store: Store) -> None:
         mine = RunId(UUID(int=77))
 

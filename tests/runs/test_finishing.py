@@ -23,7 +23,7 @@ from spindel.ids import WitnessStage, witness_id
 from spindel.observe import RunFinished, RunHeld, RunRecovered
 from spindel.operator import abandon_held, reconcile_settlement
 from spindel.runs import Finishing, LeasePhase, Room, RoomState, Run, observe_settlement, open_room
-from spindel.store import FinishRun, RunRecord, RunStatus
+from spindel.store import FinishRun, RecordCauses, RunRecord, RunStatus
 from spindel.testing.faults import Fault, FaultyStore
 
 if TYPE_CHECKING:
@@ -385,6 +385,26 @@ class TestFinisher:
         assert len(errors) == 1
         first, second = faulty.written(FinishRun)
         assert first is second
+
+    async def test_a_run_whose_outcome_is_stored_consumes_nothing_any_more(self, faulty: FaultyStore) -> None:
+        """R-34: between the stored outcome and the release a result may be looked at, and is no cause."""
+        values: list[int] = []
+
+        async def script(finishing: Finishing) -> None:
+            await finishing.join()
+            await finishing.persist_outcome()
+            values.append(await other.result())
+            finishing.release_lease()
+
+        async with open_room(faulty, name="r") as room:
+            other = await room.start(give, 3)
+            run = await room.start(give, 7, finisher=Scripted(script))
+            await run.result()
+            row = await row_of(faulty, run)
+
+        assert values == [3]
+        assert row.caused_by == ()
+        assert faulty.written(RecordCauses) == []
 
     async def test_without_a_store_the_steps_are_the_same(self) -> None:
         """R-33: without a store nothing is written, and the lease goes as ever."""

@@ -378,6 +378,21 @@ class TestClose:
         assert second == (RoomState.FENCED, "room-closing")
         assert third is RoomState.CLOSED
 
+    async def test_who_closes_again_reminds_those_who_are_left(self, store: Store, spindel_clock: MockClock) -> None:
+        """R-16, R-17: each `close` calls the cancel callbacks of what remains; the first reason stays."""
+        event = trio.Event()
+        called: list[str] = []
+
+        async with open_room(store, name="r") as room:
+            run = await room.start(stay, event)
+            run.add_cancel_callback("note", called.append)
+            for _ in range(2):
+                with pytest.raises(RoomCloseRefusedError):
+                    await room.close(grace_seconds=1)
+            event.set()
+
+        assert called == ["room-closing", "room-closing"]
+
     @pytest.mark.parametrize("grace", [-1, float("nan")])
     async def test_a_senseless_grace_is_refused_before_anything_happens(self, grace: float) -> None:
         async with open_room(name="r") as room:
