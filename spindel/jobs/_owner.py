@@ -25,7 +25,7 @@ from spindel.ids import Revision, RunId
 from spindel.jobs._stages import FINISHING, STAGE_NEXT, Stage
 from spindel.jobs._walk import Walk
 from spindel.runs._parking import park, wait_any
-from spindel.runs._states import HoldKind
+from spindel.runs._states import HoldKind, RoomState
 from spindel.store import JobIdentity
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ __all__ = ["HoldLocator", "JobOwner", "Observation", "RecoveryState"]
 
 T = TypeVar("T")
 _BLOCKED_MAX: Final = 20
+# A lost room is left after its family has come back, and writes and calls nothing; what is stored may be released.
+_OF_A_LOST_ROOM: Final = frozenset({Stage.FAMILY_JOIN, Stage.RELEASE})
 
 
 @attrs.frozen
@@ -83,9 +85,10 @@ class RecoveryState:
 
 @attrs.define(eq=False)
 class _Attempt:
-    """One recovery: what is to be done, and what came of it."""
+    """One recovery: what is to be done to which hold, and what came of it."""
 
     action: str
+    revision: Revision
     over: trio.Event = attrs.field(factory=trio.Event)
     error: BaseException | None = None
 
@@ -185,53 +188,66 @@ class JobOwner:
 
     async def _pass(self, stage: Stage, walk: Walk) -> None:
         """Try a stage, and hold it while it fails; an operator says how to go on."""
-        attempt: _Attempt | None = None
+        action = "retry"
         while True:
             try:
-                if attempt is not None and attempt.action == "acknowledge":
+                if self.room.state is RoomState.LOST and stage not in _OF_A_LOST_ROOM:
+                    raise RoomOwnershipLostError(self.room.name, self.room.epoch)  # noqa: TRY301  ends the walk below
+                if action == "acknowledge":
                     await walk.acknowledge(stage)
                 else:
                     await walk.step(stage)
-            except (RoomOwnershipLostError, RunAbandonedError) as error:
-                if attempt is not None:
-                    attempt.finish(error)
-                raise
-            except BaseException as error:  # noqa: ASYNC103, BLE001  held with its owner; only the operator gets it
+            except BaseException as error:  # noqa: ASYNC103  held with its owner; only the operator gets it
+                if self._ends_by(stage, error):
+                    self._finish_attempt(error)
+                    raise
                 if not isinstance(error, Exception | trio.Cancelled):
                     self.room.interrupt(error)
-                attempt = await self._hold_stage(stage, error, attempt)
+                refused = action == "acknowledge" and isinstance(error, AcknowledgeRefusedError)
+                action = await self._hold_stage(stage, error, refused=refused)
             else:
-                if attempt is not None:
-                    attempt.finish(None)
+                self._finish_attempt(None)
                 return
 
-    async def _hold_stage(self, stage: Stage, error: BaseException, failed: _Attempt | None) -> _Attempt:
-        """Hold this stage until an operator says how to go on."""
-        actions: list[str] = []
-        refused = isinstance(error, AcknowledgeRefusedError) and self._original is not None
-        if not refused:
+    def _ends_by(self, stage: Stage, error: BaseException) -> bool:
+        """Tell whether an error ends the owner instead of holding the stage."""
+        if isinstance(error, RoomOwnershipLostError):
+            # A callback's may be about another room.
+            return self.room.state is RoomState.LOST
+        # A callback's is about another Run; ours comes from the join of what was given up.
+        return isinstance(error, RunAbandonedError) and stage is Stage.FAMILY_JOIN
+
+    def _finish_attempt(self, error: BaseException | None) -> None:
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            attempt.finish(error)
+
+    async def _hold_stage(self, stage: Stage, error: BaseException, *, refused: bool) -> str:
+        """Hold this stage until an operator says how to go on. Gives the action.
+
+        Raises:
+            RunAbandonedError: the operator gave it up.
+        """
+        if not refused or self._original is None:
             # A refused acknowledgement leaves the original error with the owner.
             self._original = error
-        assert self._original is not None
         original = self._original
+        actions: list[str] = []
 
         def register(resume: Callable[[], None]) -> None:
             def resolve(action: str) -> None:
+                self.hold = None
                 actions.append(action)
                 resume()
 
             self.hold = self.room.holds.add(self.entry, stage.value, original, resolve, kind=HoldKind.STAGE)
             self.tell_change()
-            if failed is not None:
-                failed.finish(error if refused else StageHeldError(self.locator(), stage.value))
+            self._finish_attempt(error if refused else StageHeldError(self.locator(), stage.value))
 
         await park(register)
-        self.hold = None
         if actions[0] == "abandon":
             raise RunAbandonedError(self.job_id)
-        attempt, self._attempt = self._attempt, None
-        assert attempt is not None, "an operator's claim says what to do"
-        return attempt
+        return actions[0]
 
     # -- waiting and telling ----------------------------------------------------------------------------------------
 
@@ -307,36 +323,46 @@ class JobOwner:
             RoomOwnershipLostError, RunAbandonedError: the Job ended meanwhile.
         """
         subject = f"Job {self.job_id}"
-        launch = self.held_launch()
         hold = self.present_hold()
         if hold is None and self._attempt is None:
             raise NotHeldError(subject, self.blocked_by())
-        same = locator.incarnation == self.room.incarnation and locator.stage == self.stage
-        if not same or (hold is not None and locator.revision != hold.revision):
+        revision = hold.revision if hold is not None else self._attempt.revision if self._attempt is not None else None
+        if (locator.incarnation, locator.stage, locator.revision) != (self.room.incarnation, self.stage, revision):
             raise StaleRevisionError(subject)
-        if hold is None or hold.claimed:
+        if hold is None:
             raise RecoveryInProgressError(subject)
+        launch = self.held_launch()
         if launch is not None:
-            await self._recover_join(launch, locator, action)
+            await self._recover_join(launch, hold, action)
             return
-        hold.claimed = True
-        attempt = self._attempt = _Attempt(action)
+        attempt = self._attempt = _Attempt(action, hold.revision)
         self.room.holds.end(hold, action)
         await attempt.over.wait()
         if attempt.error is not None:
             raise attempt.error
 
-    async def _recover_join(self, launch: Launch, locator: HoldLocator, action: str) -> None:
+    async def _recover_join(self, launch: Launch, hold: Hold, action: str) -> None:
+        """Take the held launch of the join up; the Job's own task waits for it all the while."""
         pool = self.room.pool
+        attempt = self._attempt = _Attempt(action, hold.revision)
         if action == "retry":
-            pool.recover(launch, locator.revision)
+            try:
+                pool.recover(launch, hold.revision)
+            except BaseException:
+                self._attempt = None
+                raise
         else:
             family = self.entry.family
             if family is None or not pool.acknowledge_join(launch, family):
+                self._attempt = None
+                self.room.holds.again(hold, hold.phase, hold.error)
                 raise AcknowledgeRefusedError(f"Job {self.job_id}", self.stage.value)
-        await trio.lowlevel.cancel_shielded_checkpoint()
+        while launch.hold is None and not attempt.over.is_set():
+            await wait_any(attempt.over.wait, self.room.holds.wait_changed)
         if launch.hold is not None:
             raise StageHeldError(self.locator(), self.stage.value)
+        if attempt.error is not None:
+            raise attempt.error
 
 
 def _leases(entry: Entry) -> list[Entry]:

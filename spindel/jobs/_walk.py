@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from spindel.errors import AcknowledgeRefusedError, RunNotFinishedError, WriteUncertainError
 from spindel.ids import WitnessStage, witness_id
@@ -58,6 +59,9 @@ class Walk:
             accepted = False
         if not accepted:
             raise AcknowledgeRefusedError(f"Job {self._owner.job_id}", stage.value)
+        if stage is Stage.FAMILY_JOIN:
+            # The family is gone, so this waits for nothing; what follows needs the decision and what comes with it.
+            await self._join()
 
     def _is_fact(self, stage: Stage) -> bool:
         return self._finishing.family_returned if stage is Stage.FAMILY_JOIN else self._finishing.lease_released
@@ -80,9 +84,10 @@ class Walk:
             return
         if outcome.status is RunStatus.COMPLETED:
             try:
-                owner.scorecard = owner.observation.result_of(outcome)
+                scorecard = owner.observation.result_of(outcome)
             except Exception:  # noqa: BLE001  an unreadable result is an unavailable one, whatever made it so
-                owner.scorecard = None
+                scorecard = None
+            owner.scorecard = scorecard if isinstance(scorecard, UUID) else None
         owner.result_state = "unavailable" if owner.scorecard is None else "available"
 
     async def _core(self) -> None:
