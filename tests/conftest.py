@@ -1,9 +1,46 @@
-"""What the whole suite shares."""
+"""What the whole suite shares: every store, and a way to act after every single step."""
 
 from __future__ import annotations
 
 from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+
+from spindel.store import MemoryStore, SqliteStore
+from spindel.testing.faults import FaultyStore
+from spindel.testing.sweep import Steps, sweep_steps
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    from spindel.store import Store
 
 # Where spindel is installed, pytest has loaded its plugin already, and would refuse it a second time.
 if not entry_points(group="pytest11", name="spindel"):
     pytest_plugins = ["spindel.testing.plugin"]
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    """Every store, open. The one on disk writes in the loop, so that a test's turns are its own."""
+    inner = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "runs.db", executor="inline")
+    async with inner as opened:
+        yield opened
+
+
+@pytest.fixture
+def faulty(store: Store) -> FaultyStore:
+    """Every store, wrapped so that its writes can fail, wait and be counted."""
+    return FaultyStore(store)
+
+
+class Sweep(Protocol):
+    def __call__(self, scenario: Callable[[Steps], Awaitable[object]]) -> Awaitable[int]: ...
+
+
+@pytest.fixture
+def sweep() -> Sweep:
+    """Run a scenario again and again, acting after its first step, then after its second, until it has no more."""
+    return sweep_steps

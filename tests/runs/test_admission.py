@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from spindel.observe import RoomEvent
     from spindel.store import Store
     from spindel.testing.sweep import Steps
-    from tests.runs.conftest import Sweep
+    from tests.conftest import Sweep
 
 
 async def give(_: Run[int], value: int = 1) -> int:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from spindel.runs import AdmissionToken, Executor, Launch, Room, Ticket
     from spindel.store import RunRecord, Store
     from spindel.testing.sweep import Steps
-    from tests.runs.conftest import Sweep
+    from tests.conftest import Sweep
 
 OPERATIONS = int(os.environ.get("SPINDEL_MODEL_OPERATIONS", "2000"))
 """How many operations the model is compared over."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from subprocess import CompletedProcess
 
     from spindel.testing.sweep import Steps
-    from tests.runs.conftest import Sweep
+    from tests.conftest import Sweep
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc to look for what is left")
 
