@@ -141,7 +141,6 @@ class Room:
             InvalidRecordError: an option is unknown or holds what no record may hold.
             RoomAdmissionClosedError, DuplicateRunError, AdmissionRefusedError: refused; nothing happened.
             AdmissionUncertainError: the row may exist; it tells whether it was fenced. The Run never begins.
-            RoomOwnershipLostError: a newer owner has the room.
         """
         # A cancelled scope around the room has fenced it; whoever is inside that scope is cancelled, not refused.
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -543,10 +542,10 @@ async def _open_block(room: Room, threads_max: int) -> AsyncGenerator[Room]:
     async with trio.open_nursery() as outer:
         outer.start_soon(room.supervise, ready, threads_max, name=f"room {room.name}")
         outer.start_soon(room.watch_scope, released.append, name=f"watcher of room {room.name}")
-        with trio.CancelScope(shield=True):
-            await ready.wait()
-            while not released:
-                await trio.lowlevel.cancel_shielded_checkpoint()
+        # Schedule points instead of waits, here and at the end: a Ctrl-C that met a wait of this nursery would leave
+        # as a group, or leave the supervisor waiting for a room that never opened. So it meets the body or the drain.
+        while not (ready.is_set() and released):
+            await trio.lowlevel.cancel_shielded_checkpoint()
         room.enter_block(outer.cancel_scope)
         try:
             yield room
@@ -556,6 +555,8 @@ async def _open_block(room: Room, threads_max: int) -> AsyncGenerator[Room]:
         met = await room.drain()
         problem = problem or met
         released[0]()
+        while outer.child_tasks:
+            await trio.lowlevel.cancel_shielded_checkpoint()
     first = room.leave_block()
     if first is not None:
         if problem is not None and not isinstance(problem, trio.Cancelled):
