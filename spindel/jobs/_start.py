@@ -51,6 +51,7 @@ class _Claim:
 _keys: Final[WeakKeyDictionary[Room, dict[str, _Claim]]] = WeakKeyDictionary()
 
 
+@trio.lowlevel.enable_ki_protection
 async def start_job(
     owner: Room | Run[Any],
     fn: Callable[[Run[T], *Ts], Awaitable[T]],
@@ -183,6 +184,9 @@ async def _admit(
     drop_key: Callable[[], None] | None,
 ) -> Job[Any]:
     options["finisher"] = owner
+    if parent is None:
+        # A cancelled scope around the room has fenced it; whoever is inside that scope is cancelled, not refused.
+        await trio.lowlevel.checkpoint_if_cancelled()
     entry = reserve(room, parent, options.get("run_id"))
     try:
         run = await admit(entry, fn, args, options)
