@@ -259,7 +259,8 @@ class JobOwner:
     async def wait_done_or_held(self) -> None:
         """Wait until it is done, a stage of it is held, or it waits for something held below it."""
         while self.end is None and self.held_stage() is None and not self.blocked_by():
-            await wait_any(self._changed.wait, self.room.holds.wait_changed)
+            # Both are taken now, not when their tasks begin: by then they may have been set, and replaced.
+            await wait_any(self._changed.wait, self.room.holds.changed.wait)
 
     # -- recovery ---------------------------------------------------------------------------------------------------
 
@@ -358,7 +359,7 @@ class JobOwner:
                 self.room.holds.again(hold, hold.phase, hold.error)
                 raise AcknowledgeRefusedError(f"Job {self.job_id}", self.stage.value)
         while launch.hold is None and not attempt.over.is_set():
-            await wait_any(attempt.over.wait, self.room.holds.wait_changed)
+            await wait_any(attempt.over.wait, self.room.holds.changed.wait)
         if launch.hold is not None:
             raise StageHeldError(self.locator(), self.stage.value)
         if attempt.error is not None:

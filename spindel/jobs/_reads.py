@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, cast
 import attrs
 import trio
 
-from spindel.errors import DurableRoomRequiredError, InvalidRecordError, JobNotFoundError
+from spindel.errors import DurableRoomRequiredError, InvalidRecordError, JobNotFoundError, WaitRefusedError
 from spindel.jobs._job import JobView, ResultState, view_of_owner
 from spindel.jobs._owner import JobOwner
 from spindel.runs import Room, RoomReader
 from spindel.runs import observe_settlement as _observe_run
-from spindel.runs._frontier import check_wait
+from spindel.runs._frontier import check_wait, held_frontier
 from spindel.store import RunCursor, RunQuery, RunStatus, check_limit
 
 if TYPE_CHECKING:
@@ -55,9 +55,8 @@ async def get_job(room: Room | RoomReader, job_id: RunId, *, wait_seconds: float
     """
     await trio.lowlevel.checkpoint()
     owner = owner_of(room, job_id) if isinstance(room, Room) else None
+    _check_wait(owner, wait_seconds)
     if owner is not None and owner.run is not None and owner.end is None:
-        if wait_seconds > 0:
-            check_wait(owner.entry)
         admission = owner.entry.admission
         assert admission is not None, "a living Job keeps its first row"
         with trio.move_on_after(min(max(wait_seconds, 0), WAIT_SECONDS_MAX)):
@@ -78,6 +77,7 @@ async def cancel_job(room: Room, job_id: RunId, *, wait_seconds: float = 0) -> J
         WaitRefusedError: a wait was asked for that could never end.
     """
     owner = owner_of(room, job_id)
+    _check_wait(owner, wait_seconds)
     if owner is not None and owner.run is not None:
         owner.run.cancel()
     return await get_job(room, job_id, wait_seconds=wait_seconds)
@@ -128,6 +128,17 @@ async def observe_settlement(room: Room | RoomReader, job_id: RunId) -> Settleme
     if row is None or row.job_version is None:
         raise JobNotFoundError(room.name, job_id)
     return await _observe_run(room, job_id)
+
+
+def _check_wait(owner: JobOwner | None, wait_seconds: float) -> None:
+    """Refuse a wait that could never end, and under a frontier every wait: that must not depend on how far a Job is."""
+    if wait_seconds <= 0:
+        return
+    reason = held_frontier()
+    if reason is not None:
+        raise WaitRefusedError(reason)
+    if owner is not None and owner.run is not None:
+        check_wait(owner.entry)
 
 
 def _view_of_row(row: RunRecord, *, settled: bool) -> JobView:

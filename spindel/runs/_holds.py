@@ -154,9 +154,10 @@ class Holds:
         """Tell all of them as facts."""
         return tuple(hold.facts() for hold in self._holds.values())
 
-    async def wait_changed(self) -> None:
-        """Wait until something more is held, or held in another form. A checkpoint."""
-        await self._changed.wait()
+    @property
+    def changed(self) -> trio.Event:
+        """Set when something more is held, or held in another form. Take it in the turn in which you looked."""
+        return self._changed
 
     def report(self) -> None:
         """Name each again: they keep the room's block from ending."""
