@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spindel.jobs import _stages
 from spindel.runs import _states
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def _transitions(table: Mapping[Any, Collection[Any]]) -> str:
 myst_substitutions = {
     "lease_transitions": _transitions(_states.LEASE_NEXT),
     "room_transitions": _transitions(_states.ROOM_NEXT),
+    "stage_transitions": _transitions(_stages.STAGE_NEXT),
     "ticket_transitions": _transitions(_states.TICKET_NEXT),
 }
 
