@@ -68,6 +68,7 @@ class Walk:
 
     async def _is_there(self, stage: Stage) -> bool:
         if stage is Stage.TERMINAL:
+            self._owner.ended_at = self._finishing.ended_at
             return await self._finishing.confirm_outcome() is Confirmation.PRESENT
         mutation = self._frozen.get(stage)
         return mutation is not None and await self._finishing.confirm(mutation) is Confirmation.PRESENT

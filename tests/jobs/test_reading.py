@@ -134,8 +134,8 @@ async def test_pages_are_newest_first_and_filtered_first(store: Store) -> None:
 
     async def parent(run: Run[None]) -> None:
         parents.append(run)
-        for number in range(5):
-            await start_job(run, fail if number % 2 else give)
+        for _ in range(5):
+            await start_job(run, give)
         await run.start_child(give)
 
     jobs: list[Job[Any]] = []
@@ -172,7 +172,7 @@ async def test_pages_are_newest_first_and_filtered_first(store: Store) -> None:
     assert all(view.settled for view in everything)
     assert [view.id for view in cold] == [view.id for view in everything]
     assert [view.id for view in failed] == [view.id for view in everything if view.status is RunStatus.FAILED]
-    assert len(failed) == 12
+    assert len(failed) == 10
     assert {view.parent_id for view in below} == {top.id}
     assert len(below) == 5
     assert (first.id, first.stage) == (live.id, Stage.WORK)
