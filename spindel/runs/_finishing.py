@@ -93,9 +93,11 @@ async def _finish_by(entry: Entry, finisher: Finisher) -> None:
     except BaseException as error:  # noqa: ASYNC103, BLE001  kept; the Run's task never raises into its parent's nursery
         problem = error
     if entry.end is not None:
+        _leave(entry)
         return
     if isinstance(problem, RoomOwnershipLostError) or entry.room.state is RoomState.LOST:
         release(entry, "lost")
+        _leave(entry)
         return
     if not isinstance(problem, RunAbandonedError):
         if problem is not None and not isinstance(problem, Exception):
@@ -106,6 +108,7 @@ async def _finish_by(entry: Entry, finisher: Finisher) -> None:
             lambda resume: entry.room.holds.add(entry, "finisher", held, lambda _: resume(), kind=HoldKind.STAGE)
         )
     release(entry, "abandoned")
+    _leave(entry)
 
 
 def set_verdict(entry: Entry, decision: Decision) -> None:
@@ -288,7 +291,10 @@ class Finishing:
 
 
 def release(entry: Entry, end: str) -> None:
-    """Remove the execution lease: references, event, waiters; then let the admission lease follow. One turn."""
+    """Remove the execution lease: references, event, waiters; then let the admission lease follow. One turn.
+
+    A finisher keeps the admission lease until it returns: it may be held even then, and must be found and waited for.
+    """
     room = entry.room
     entry.live = False
     entry.end = end
@@ -300,10 +306,17 @@ def release(entry: Entry, end: str) -> None:
         entry.done.set()
     if entry.started is not None:
         entry.started.event.set()
-    entry.scope = entry.callbacks = entry.family = entry.finisher = entry.work = None
+    entry.scope = entry.callbacks = entry.family = entry.work = None
+    if entry.finisher is None:
+        _leave(entry)
+
+
+def _leave(entry: Entry) -> None:
+    """Publish, and let the admission lease go: the Run's task has nothing more to do."""
+    entry.finisher = None
     entry.returned = True
     if entry.publish is not None:
-        if end == "finished":
+        if entry.end == "finished":
             _publish(entry)
         else:
             entry.publication = Publication.NONE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -9,16 +10,16 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from spindel.jobs import Job, start_job
-from spindel.operator import recover, recovery_state
-from spindel.store import RunRecord
+from spindel.operator import abandon_held, recover, recovery_state
+from spindel.runs import open_room
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
     from typing import Literal
 
     from spindel.jobs import JobView
     from spindel.runs import Outcome, Room, Run
-    from spindel.store import Store
+    from spindel.store import RunRecord, Store
 
 
 @attrs.define(eq=False)
@@ -63,6 +64,17 @@ class Adapter:
         return await start_job(
             owner, fn, *args, before_finish=self.before_finish, on_settled=self.on_settled, **options
         )
+
+
+@asynccontextmanager
+async def open_main(store: Store, **options: Any) -> AsyncGenerator[Room]:
+    """Open a room whose holds are given up if the test fails, so that it fails instead of waiting for an operator."""
+    async with open_room(store, name="main", **options) as room:
+        try:
+            yield room
+        except BaseException:
+            abandon_held(room)
+            raise
 
 
 async def give(_: Run[Any], value: object = None) -> object:

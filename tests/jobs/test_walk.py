@@ -113,7 +113,7 @@ class TestStages:
             job = await start_job(room, work, before_finish=spy.before_finish, on_settled=spy.on_settled)
             spy.room, spy.job = room, job
             monkeypatch.setattr(faulty, "write_each", spy.spied_write)
-            monkeypatch.setattr(Emitter, "emit", lambda *args: spy.spied_emit(*args))
+            monkeypatch.setattr(Emitter, "emit", lambda *args: spy.spied_emit(*args))  # noqa: PLW0108  a bound method gets no self
             go_on.set()
             await job.outcome()
             monkeypatch.undo()
