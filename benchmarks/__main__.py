@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _PREFIX = "bench_"
-_UNITS = {"rate": "/s", "seconds": "s", "bytes": "bytes", "megabytes": "MB"}
+_UNITS = {"rate": "/s", "seconds": "s", "p50": "s", "p95": "s", "p99": "s", "bytes": "bytes", "megabytes": "MB"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,7 +86,7 @@ def _show(value: float | bool) -> str:
 
 
 def _unit(key: str) -> str:
-    return next((unit for end, unit in _UNITS.items() if f"_{end}" in key), "")
+    return next((unit for end, unit in _UNITS.items() if f"_{end}" in f"_{key}"), "")
 
 
 if __name__ == "__main__":

@@ -16,23 +16,24 @@ import trio
 
 from benchmarks._harness import ROOM
 from spindel.clock import SystemClock
-from spindel.ids import IdSource
-from spindel.store import FAMILY_VERSION, AdmitRun, FinishRun, SqliteStore
+from spindel.ids import IdSource, WitnessStage, witness_id
+from spindel.store import FAMILY_VERSION, JOB_VERSION, AdmitRun, AppendWitnesses, FinishRun, SqliteStore
 from spindel.store._connection import open_for_writing
 from spindel.store._executor import ThreadExecutor, refuse_abort
 from spindel.store._sqlite_runs import RUNS_PART
 from spindel.store._writer import BATCH_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from uuid import UUID
 
     import apsw
 
+    from spindel.store import Mutation
     from spindel.store._executor import Lane
 
-__all__ = ["WRITES_PER_CHILD", "BareWriter", "make_file", "write_rows"]
+__all__ = ["WRITES_PER_CHILD", "BareWriter", "make_file", "make_jobs", "make_rows", "write_rows"]
 
 WRITES_PER_CHILD: Final = 2
 """The first row of a child, and its outcome."""
@@ -109,15 +110,7 @@ async def make_file(path: Path) -> None:
 
 def make_rows(connection: apsw.Connection, count: int) -> list[list[Statement]]:
     """Own the room of a new file, begin a root Run in it, and compute what is written for each of its children."""
-    clock = SystemClock()
-    ids = IdSource(clock.now_micros)
-    incarnation = ids.next_uuid()
-    now = clock.now_micros()
-    connection.execute(
-        "INSERT INTO rooms (name, incarnation, epoch, owner, opened_at, closed_at) VALUES (?1, ?2, 1, NULL, ?3, NULL)"
-        " ON CONFLICT (name) DO UPDATE SET incarnation = excluded.incarnation",
-        (ROOM, str(incarnation), now),
-    )
+    ids, incarnation, now = _own_room(connection)
 
     def statements_of(run_id: UUID, parent: UUID | None) -> list[Statement]:
         admission = AdmitRun(
@@ -128,20 +121,69 @@ def make_rows(connection: apsw.Connection, count: int) -> list[list[Statement]]:
             room=ROOM, epoch=1, id=run_id, status="completed", reason=None, error=None, ended_at=now,
             family_returned=True,
         )  # fmt: skip
-        recorder = _Recorder()
-        for mutation in (admission, outcome):
-            RUNS_PART.sqlite[type(mutation)](recorder, mutation)
-        return recorder.statements
+        return _statements_of(admission, outcome)
 
     root = ids.next_uuid()
     connection.execute(*statements_of(root, None)[0])
     return [statements_of(ids.next_uuid(), root) for _ in range(count)]
 
 
-async def write_rows(path: Path, count: int, tasks: int, watch: Any) -> None:
-    """Write so many rows and outcomes from so many tasks to a file that `make_file` made."""
+def make_jobs(connection: apsw.Connection, count: int) -> list[list[Statement]]:
+    """Own the room of a new file, and compute the four writes of each of so many Jobs."""
+    ids, incarnation, now = _own_room(connection)
+    rows: list[list[Statement]] = []
+    for _ in range(count):
+        job_id = ids.next_uuid()
+        admission = AdmitRun(
+            room=ROOM, epoch=1, incarnation=incarnation, id=job_id, kind="job", actor="local", parent_id=None,
+            trigger_id=None, provenance="{}", family_version=FAMILY_VERSION, created_at=now, started_at=now,
+            job_version=JOB_VERSION,
+        )  # fmt: skip
+        core = AppendWitnesses(
+            room=ROOM, epoch=1, id=job_id, at=now, family=witness_id(WitnessStage.FAMILY_RETURN, job_id),
+            core=witness_id(WitnessStage.CORE_CLEANUP, job_id),
+        )  # fmt: skip
+        outcome = FinishRun(
+            room=ROOM, epoch=1, id=job_id, status="completed", reason=None, error=None, ended_at=now,
+            family_returned=False,
+        )  # fmt: skip
+        adapter = AppendWitnesses(
+            room=ROOM, epoch=1, id=job_id, at=now, adapter=witness_id(WitnessStage.ADAPTER_CLEANUP, job_id)
+        )
+        rows.append(_statements_of(admission, core, outcome, adapter))
+    return rows
+
+
+def _own_room(connection: apsw.Connection) -> tuple[IdSource, UUID, int]:
+    clock = SystemClock()
+    ids = IdSource(clock.now_micros)
+    incarnation = ids.next_uuid()
+    now = clock.now_micros()
+    connection.execute(
+        "INSERT INTO rooms (name, incarnation, epoch, owner, opened_at, closed_at) VALUES (?1, ?2, 1, NULL, ?3, NULL)"
+        " ON CONFLICT (name) DO UPDATE SET incarnation = excluded.incarnation",
+        (ROOM, str(incarnation), now),
+    )
+    return ids, incarnation, now
+
+
+def _statements_of(*mutations: Mutation[Any]) -> list[Statement]:
+    recorder = _Recorder()
+    for mutation in mutations:
+        RUNS_PART.sqlite[type(mutation)](recorder, mutation)
+    return recorder.statements
+
+
+async def write_rows(
+    path: Path,
+    count: int,
+    tasks: int,
+    watch: Any,
+    make: Callable[[apsw.Connection, int], list[list[Statement]]] = make_rows,
+) -> None:
+    """Make so many rows and write them from so many tasks, each write after the one before, to `make_file`'s file."""
     connection = open_for_writing(str(path))
-    rows = make_rows(connection, count)
+    rows = make(connection, count)
     lane = ThreadExecutor().open_lane("bare writer")
     try:
         writer = BareWriter(lane, connection)

@@ -216,12 +216,13 @@ async def read_back(room: Room, status: RunStatus, **query: Any) -> int:
 
 
 def count_stored(path: Path) -> Counter[str]:
-    """Count the rows of a closed file by status, and all that have the witness of their return."""
+    """Count the rows of a closed file by status, all that have the witness of their return, and of their adapter."""
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         rows: list[Any] = connection.execute("SELECT status, count(*) FROM runs GROUP BY status").fetchall()
         counts: Counter[str] = Counter(dict(rows))
         counts["witnesses"] = connection.execute("SELECT count(family_return_ack) FROM runs").get
+        counts["adapters"] = connection.execute("SELECT count(job_adapter_cleanup_ack) FROM runs").get
     finally:
         connection.close()
     return counts

@@ -1,9 +1,10 @@
-"""How many bytes does a parked live Run hold, against a parked Trio task?
+"""How many bytes does a parked live Run or Job hold, against a parked Trio task?
 
 | key | what | unit |
 |---|---|---|
 | `task_bytes` | a task of a bare nursery, parked in a sleep that never ends | bytes |
 | `run_bytes` | a live child Run whose body is parked the same way, its stored row included | bytes |
+| `job_bytes` | a live Job, a child with two callbacks and no key, parked the same way | bytes |
 | `run_ratio` | `run_bytes` / `task_bytes` | |
 
 Method: `tracemalloc`, which counts what Python allocates, exactly: traced bytes with 10,000 parked minus traced bytes
@@ -15,7 +16,8 @@ Held fixed: the body, apart from the Run that it gets. Nobody has asked for an o
 Non-goals: memory outside Python's allocator (`import` looks at the whole process), and what bodies keep themselves.
 
 Sketch: a task is its coroutine's frames, its context and Trio's record. A Run has a frame more, an entry of 40 slots,
-a scope with its status, a handle, its id and its first row: about as much again, and a half.
+a scope with its status, a handle, its id and its first row: about as much again, and a half. A Job has its owner, its
+handle, its identity, and two events more.
 """
 
 from __future__ import annotations
@@ -41,10 +43,11 @@ from benchmarks._harness import (
     start_in_groups,
     take_turns,
 )
+from spindel.jobs import start_job
 from spindel.store import RunStatus
 
 if TYPE_CHECKING:
-    from spindel.runs import Run
+    from spindel.runs import Outcome, Run
 
 STORES: Final = ("memory", "sqlite")
 
@@ -67,6 +70,7 @@ def run(settings: Settings) -> Figures:
         {
             "task": partial(sample, _tasks, scale.parked, counts),
             "run": partial(sample, _runs, settings, scale.parked, counts),
+            "job": partial(sample, _jobs, settings, scale.parked, counts),
         },
         scale.repetitions,
     )
@@ -76,6 +80,7 @@ def run(settings: Settings) -> Figures:
         keys={
             "task_bytes": median(taken["task"]),
             "run_bytes": median(taken["run"]),
+            "job_bytes": median(taken["job"]),
             "run_ratio": paired_ratio(taken["run"], taken["task"]),
         },
     )
@@ -135,4 +140,30 @@ async def _runs(settings: Settings, parked: int, counts: Counter[str]) -> float:
         root.cancel()
         await root.wait_returned()
         counts["rows"] += await read_back(room, RunStatus.CANCELLED)
+    return held / parked
+
+
+async def _pass_on(_: Outcome[None]) -> None:
+    await trio.lowlevel.checkpoint()
+
+
+async def _jobs(settings: Settings, parked: int, counts: Counter[str]) -> float:
+    started = trio.Event()
+
+    async def body(run: Run[None]) -> None:
+        for _ in range(parked):
+            await start_job(run, _parked, before_finish=_pass_on, on_settled=_pass_on)
+        started.set()
+        await trio.sleep_forever()
+
+    async with opened_room(settings) as room:
+        scales = _Scales()
+        root = await room.start(body)
+        await started.wait()
+        await wait_all_tasks_blocked()
+        held = scales.weigh()
+        counts["jobs"] += len(room.live())
+        root.cancel()
+        await root.wait_returned()
+        counts["job_rows"] += await read_back(room, RunStatus.CANCELLED)
     return held / parked

@@ -24,7 +24,8 @@ CHECKSUMS = {
     "cancel": "de6bbb07",
     "import": "069858fb",
     "join": "1dbd57e5",
-    "memory": "3866fcae",
+    "jobs": "62dff3d7",
+    "memory": "5131ffef",
     "reopen": "1800029a",
 }
 KEYS = {
@@ -42,7 +43,20 @@ KEYS = {
     "cancel": {"cancel_ratio", "late_child_cancelled"},
     "import": {"import_seconds", "import_ratio", "idle_megabytes", "idle_ratio"},
     "join": {"wide_cost_growth", "deep_cost_growth"},
-    "memory": {"task_bytes", "run_bytes", "run_ratio"},
+    "jobs": {
+        "rate_1",
+        "rate_10",
+        "rate_100",
+        "p50_1",
+        "p95_1",
+        "p99_100",
+        "commits_per_job_100",
+        "bare_rate_10",
+        "bare_rate_100",
+        "bare_ratio_10",
+        "bare_ratio_100",
+    },
+    "memory": {"task_bytes", "run_bytes", "job_bytes", "run_ratio"},
     "reopen": {"open_growth", "orphan_rate"},
 }
 
@@ -93,6 +107,15 @@ def test_a_history_changes_nothing_of_what_is_done(tmp_path: Path) -> None:
     assert long.keys() == {
         key for key in HEAD | KEYS["admission"] if key in HEAD or key.startswith(("durable", "writer"))
     }
+
+
+@pytest.mark.slow
+def test_jobs_over_a_history_are_compared_with_jobs_over_an_empty_file(tmp_path: Path) -> None:
+    record = measure(tmp_path, "jobs", "--rows", "500")
+
+    assert record["checksum"] == CHECKSUMS["jobs"]
+    assert record.keys() == HEAD | KEYS["jobs"] | {"history_ratio"}
+    assert record["history_ratio"] > 0
 
 
 @pytest.mark.parametrize(
