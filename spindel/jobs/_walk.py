@@ -105,7 +105,7 @@ class Walk:
     async def _terminal(self) -> None:
         owner = self._owner
         try:
-            await self._finishing.persist_outcome(
+            await self._finishing.store_outcome(
                 family_returned=False, result_state=owner.result_state, scorecard=owner.scorecard
             )
         except WriteUncertainError:

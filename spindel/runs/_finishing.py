@@ -259,13 +259,30 @@ class Finishing:
             WriteRefusedError, WriteUncertainError: as the store says; a later call sends the identical write.
             RoomOwnershipLostError: a newer owner has the room.
         """
+        store = self._entry.room.store
+        stored = await self.store_outcome(
+            family_returned=family_returned, result_state=result_state, scorecard=scorecard
+        )
+        if store is None or not stored:
+            return None
+        with trio.CancelScope(shield=True):
+            return await store.load_run(self._entry.room.name, self._entry.run_id)
+        raise AssertionError("nobody cancels a shield")
+
+    async def store_outcome(
+        self, *, family_returned: bool = True, result_state: str | None = None, scorecard: UUID | None = None
+    ) -> bool:
+        """As `persist_outcome`, for whoever has no use for the row: a reading costs as much as the write.
+
+        Returns:
+            True for the one caller that stored it.
+        """
         entry = self._entry
         if self._persisting or _is_stored(entry):
-            return None
-        store = entry.room.store
-        if store is None:
+            return False
+        if entry.room.store is None:
             entry.status = _verdict(entry)
-            return None
+            return True
         if self._frozen is None:
             self._frozen = _freeze(entry, family_returned, result_state, scorecard)
         self._persisting = True
@@ -274,9 +291,7 @@ class Finishing:
         finally:
             self._persisting = False
         entry.status = _verdict(entry)
-        with trio.CancelScope(shield=True):
-            return await store.load_run(entry.room.name, entry.run_id)
-        raise AssertionError("nobody cancels a shield")
+        return True
 
     def release_lease(self) -> None:
         """Remove the execution lease, wake the waiters, start the publication.
