@@ -26,7 +26,7 @@ from spindel.errors import (
     WriteUncertainError,
 )
 from spindel.ids import Revision
-from spindel.jobs import Job, Stage, get_job, observe_settlement
+from spindel.jobs import Job, Stage, find_job, get_job, observe_settlement
 from spindel.observe import RoomEvent, RunHeld, RunRecovered
 from spindel.operator import abandon_held, recover, recovery_state
 from spindel.runs import Finishing, HeldObligation, Presence, RoomState, open_room
@@ -37,7 +37,7 @@ from tests.jobs.adapters import Adapter, give, open_main, park, recover_now, row
 if TYPE_CHECKING:
     from trio.testing import MockClock
 
-    from spindel.runs import Room
+    from spindel.runs import Outcome, Room
     from spindel.testing.clocks import ManualWallClock
 
 SECRET = "secret"
@@ -433,25 +433,41 @@ class TestRelease:
     async def test_a_release_that_failed_after_the_lease_went_is_attested(
         self, faulty: FaultyStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """J-25: with the lease gone the owner is still there, so it isn't settled; an acknowledgement passes."""
+        """J-25: with the lease gone the owner is still there, so it isn't settled; an acknowledgement passes.
+
+        Until then it keeps its room, its waiters and its key, and nothing is published.
+        """
         release = Finishing.release_lease
+        order: list[str] = []
 
         def fail_after(finishing: Finishing) -> None:
             release(finishing)
             raise OSError("the reply of the release was lost")
 
+        async def publish(_: Outcome[Any]) -> None:
+            order.append("published")
+
+        async def wait(job: Job[Any]) -> None:
+            await job.outcome()
+            order.append("woken")
+
         monkeypatch.setattr(Finishing, "release_lease", fail_after)
         adapter = Adapter()
-        async with open_main(faulty) as room:
-            job = await adapter.start(room, give, 5)
+        async with open_main(faulty) as room, trio.open_nursery() as nursery:
+            job = await adapter.start(room, give, 5, key="k", publish=publish)
+            nursery.start_soon(wait, job)
             view = await wait_held(job)
             report = await observe_settlement(room, job.id)
-            with pytest.raises(RoomCloseRefusedError):
+            with pytest.raises(RoomCloseRefusedError) as caught:
                 await room.close(grace_seconds=0)
+            assert (order, find_job(room, "k")) == ([], job)
             await recover_now(room, job, "acknowledge")
             assert await job.result() == 5
             after = await observe_settlement(room, job.id)
+            assert find_job(room, "k") is None
 
+        assert sorted(order) == ["published", "woken"]
+        assert caught.value.remaining == (job.id,)
         assert (view.cleanup_stage, view.settled) == (Stage.RELEASE, False)
         assert (report.lease, report.owner, report.settled) == (Presence.ABSENT, Presence.PRESENT, False)
         assert (after.owner, after.settled) == (Presence.ABSENT, True)
