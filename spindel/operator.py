@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import trio
 
-from spindel.errors import JobNotFoundError
+from spindel.errors import InvalidRecordError, JobNotFoundError
 from spindel.jobs._job import view_of_owner
 from spindel.jobs._reads import owner_of
 from spindel.runs._recovery import reconcile
@@ -52,12 +52,16 @@ async def recover(room: Room, locator: HoldLocator, action: Literal["retry", "ac
         The Job as it is then.
 
     Raises:
+        InvalidRecordError: the action is neither of the two.
         JobNotFoundError: no such Job lives in this room.
         NotHeldError, StaleRevisionError, RecoveryInProgressError: refused before any effect.
         StageHeldError: the stage failed again; the error has the new locator.
         AcknowledgeRefusedError: no attestation can stand in for this stage now; held under a new revision.
         RoomOwnershipLostError, RunAbandonedError: the Job ended meanwhile, and nobody may say how.
     """
+    if action not in ("retry", "acknowledge"):
+        # Anything else would be taken for a retry, which repeats a callback.
+        raise InvalidRecordError("action", f"{action!r} is neither 'retry' nor 'acknowledge'")
     await trio.lowlevel.checkpoint_if_cancelled()
     owner = _owner(room, locator.job_id)
     run = owner.run

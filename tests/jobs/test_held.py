@@ -14,6 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 from spindel.errors import (
     AcknowledgeRefusedError,
     AdmissionRefusedError,
+    InvalidRecordError,
     JobNotFoundError,
     NotHeldError,
     RecoveryInProgressError,
@@ -235,6 +236,20 @@ class TestExclusion:
             with pytest.raises(StaleRevisionError):
                 await recover(room, attrs.evolve(locator, **other[changed]), "acknowledge")
             assert recovery_state(room, job.id).locator == locator
+            await recover(room, locator, "acknowledge")
+            await job.outcome()
+
+    @pytest.mark.parametrize("action", ["abandon", "Acknowledge", ""])
+    async def test_an_action_that_is_none_does_nothing(self, faulty: FaultyStore, action: Any) -> None:
+        """J-20: an action that is neither of the two is refused before any effect, and the locator stays good."""
+        adapter = Adapter(core_errors=[ValueError("first")])
+        async with open_main(faulty) as room:
+            job = await adapter.start(room, give, 5)
+            await wait_held(job)
+            locator = recovery_state(room, job.id).locator
+            with pytest.raises(InvalidRecordError):
+                await recover(room, locator, action)
+            assert adapter.calls == ["core"]
             await recover(room, locator, "acknowledge")
             await job.outcome()
 
