@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -19,6 +20,7 @@ from spindel.errors import (
     RunAbandonedError,
     StageHeldError,
     StaleRevisionError,
+    WriteUncertainError,
 )
 from spindel.ids import Revision, RunId
 from spindel.jobs import HoldLocator, Job, Observation, Stage, observe_settlement, start_job
@@ -448,3 +450,34 @@ async def test_the_lease_of_a_held_adapter_is_seen(faulty: FaultyStore) -> None:
         True,
     )
     assert len(adapter.calls) == 1
+
+
+async def test_a_locator_names_one_form_of_one_stage(faulty: FaultyStore) -> None:
+    """J-20: another stage, opening or revision is stale; a refused attestation has a new form, and the old error."""
+    core = Callback()
+    faulty.fail(1, Fault.BEFORE, of=AppendWitnesses)
+    async with open_room(faulty, name="main") as room:
+        job = await start_job(room, give, before_finish=core)
+        await held(job)
+        first = recovery_state(room, job.id)
+        others = (
+            attrs.evolve(first.locator, stage=Stage.TERMINAL),
+            attrs.evolve(first.locator, incarnation=UUID(int=7)),
+            attrs.evolve(first.locator, revision=Revision(UUID(int=7))),
+        )
+        stale: list[HoldLocator] = []
+        for locator in others:
+            with suppress(StaleRevisionError):
+                await recover(room, locator, "retry")
+                stale.append(locator)
+        with pytest.raises(AcknowledgeRefusedError):
+            await recover(room, first.locator, "acknowledge")
+        second = recovery_state(room, job.id)
+        await recover(room, second.locator, "retry")
+        await job.outcome()
+
+    assert stale == []
+    assert isinstance(first.error, WriteUncertainError)
+    assert second.error is first.error
+    assert second.locator.revision != first.locator.revision
+    assert len(core.calls) == 1
