@@ -17,7 +17,7 @@ from spindel.ids import RunId, WitnessStage, witness_id
 from spindel.jobs import Job, Stage, get_job, list_jobs, observe_settlement, start_job
 from spindel.operator import recover, recovery_state
 from spindel.runs import Presence, WitnessFact, open_reader, open_room
-from spindel.store import AdmitRun, AppendWitnesses, FinishRun, RunStatus, SqliteStore
+from spindel.store import AdmitRun, AppendWitnesses, FinishRun, RunStatus
 from spindel.testing.clocks import ManualWallClock
 
 if TYPE_CHECKING:
@@ -233,16 +233,20 @@ async def test_a_witness_can_be_computed_again_and_another_value_proves_nothing(
     )
     connection = apsw.Connection(str(path))
     try:
-        for (name,) in list(connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")):
+        triggers = list(connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"))
+        for name, _ in triggers:
             connection.execute(f'DROP TRIGGER "{name}"')
         connection.execute("UPDATE runs SET job_core_cleanup_ack = ? WHERE id = ?", (str(UUID(int=7)), str(job.id)))
+        for _, text in triggers:
+            connection.execute(str(text))
     finally:
         connection.close()
-    async with SqliteStore(path, read_only=True) as store, open_reader(store, name="main") as reader:
-        report = await observe_settlement(reader, job.id)
-        view = await get_job(reader, job.id)
+    async with open_room(path, name="main") as room:
+        report = await observe_settlement(room, job.id)
+        view = await get_job(room, job.id)
 
     assert witnesses(report) == (WitnessFact.VALID, WitnessFact.INVALID, WitnessFact.VALID)
+    assert (report.lease, report.owner) == (Presence.ABSENT, Presence.ABSENT)
     assert not report.settled
     assert view is not None
     assert not view.settled
