@@ -60,7 +60,7 @@ def run(
         raise CommandError("--memory keeps nothing, so it goes without --db.")
     signals = Signals()
     signals.install()
-    store = None if memory else db or _DEFAULT_DB
+    store = None if memory else _DEFAULT_DB if db is None else db
     report: Report | None = None
     problem: BaseException | None = None
     try:

@@ -13,17 +13,22 @@ Scripts of a part that isn't loaded are not looked at: a layer above owns its ta
 from __future__ import annotations
 
 import hashlib
-import shutil
 import threading
 from importlib import resources
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import apsw
 import attrs
 
 from spindel.errors import SchemaError
-from spindel.store._connection import APPLICATION_ID, open_for_reading, open_for_writing
+from spindel.store._connection import (
+    APPLICATION_ID,
+    JOURNAL_BYTES,
+    check_writable,
+    find_file,
+    open_for_reading,
+    open_for_writing,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -126,14 +131,12 @@ def open_store_file(path: str, vfs: str | None, known: Sequence[Migration], cloc
         SchemaError: it isn't ours or is newer; it was not changed.
         apsw.Error: it can't be opened, read or written.
     """
-    file = Path(path)
     applied: dict[tuple[str, int], str] = {}
-    if not file.exists():
-        # Looked at before, since nothing may be taken back after: another process may have opened the empty file by
-        # then, and would write into one that has no name any more.
-        if file.parent.is_dir() and shutil.disk_usage(file.parent).free < _NEW_FILE_BYTES:
-            raise apsw.FullError("there is no room for a new file")
-    elif file.stat().st_size:
+    found = find_file(path)
+    # All that keeps the file from being written is looked for first, since nothing may be taken back after: another
+    # process may have opened the empty file by then, and would write into one that has no name any more.
+    check_writable(path, _NEW_FILE_BYTES if found is None else JOURNAL_BYTES)
+    if found is not None and found.st_size:
         probe = open_for_reading(path, vfs)
         try:
             applied = recognise(probe, path, known)

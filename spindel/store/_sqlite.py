@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ import trio
 from spindel.clock import SystemClock
 from spindel.errors import RoomInUseError, SchemaError, WriteRefusedError, WriteUncertainError
 from spindel.store._check import check_file
-from spindel.store._connection import open_for_reading, open_for_writing, schema_errors
+from spindel.store._connection import find_file, open_for_reading, open_for_writing, schema_errors
 from spindel.store._executor import choose_executor, run_in_lane
 from spindel.store._migrations import collect_migrations, open_store_file, recognise
 from spindel.store._ownership import RoomLock, describe_owner
@@ -24,7 +25,6 @@ from spindel.store._sqlite_runs import RUNS_PART, ClaimRoom, LeaveRoom
 from spindel.store._writer import Writer
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
     from types import TracebackType
 
@@ -56,6 +56,9 @@ class SqliteStore:
         wall_clock: dates what the store itself records; the default is the machine's clock.
 
     Writes are durable before they are acknowledged (a journal ahead of the file, synced at each commit).
+
+    Raises:
+        SchemaError: the path is empty.
     """
 
     __slots__ = (
@@ -84,6 +87,8 @@ class SqliteStore:
         vfs: str | None = None,
         wall_clock: WallClock | None = None,
     ) -> None:
+        if not os.fspath(path):
+            raise SchemaError("''", "the path is empty; name a file")
         # Fixed now, since the program may change its folder before the file is opened again.
         self._path = str(Path(path).absolute())
         self._executor = choose_executor(executor)
@@ -278,9 +283,9 @@ class SqliteStore:
             writer.open(open_store_file(self._path, self._vfs, self._migrations, self._wall_clock))
 
     def _open_reader(self) -> RunReader:
-        if self._read_only and not Path(self._path).exists():
-            raise SchemaError(self._path, "there is no such file; name an existing one")
         with schema_errors(self._path):
+            if self._read_only and find_file(self._path) is None:
+                raise SchemaError(self._path, "there is no such file; name an existing one")
             connection = open_for_reading(self._path, self._vfs)
             try:
                 empty = not recognise(connection, self._path, self._migrations)

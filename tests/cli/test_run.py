@@ -205,6 +205,16 @@ def test_a_read_only_database_can_be_read_and_not_run_in(spindel_as_user: Comman
     assert contents(spindel_as_user.folder) == before
 
 
+@pytest.mark.parametrize("command", [["run", "program.py:nothing"], ["runs"], ["check"]], ids=lambda words: words[0])
+def test_an_empty_path_is_refused(spindel: CommandLine, command: list[str]) -> None:
+    before = contents(spindel.folder)
+    done = spindel(*command, "--db", "")
+
+    assert done.code == 2
+    assert done.err == "Error: '': the path is empty; name a file\n"
+    assert contents(spindel.folder) == before
+
+
 def test_a_full_disk_lets_nothing_begin(spindel_on_small_disk: Callable[..., CommandLine]) -> None:
     spindel = spindel_on_small_disk("dd if=/dev/zero of=filling bs=1k 2>/dev/null", "ls")
     done = spindel("run", "--quiet", "program.py:nothing")

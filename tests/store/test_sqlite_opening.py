@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -19,7 +20,6 @@ from spindel.testing.store_contract import open_commands, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.store.conftest import FailingDisk, RunProgram
 
@@ -377,6 +377,120 @@ class TestOutOfReach:
 
         assert (writer.code, writer.errors) == (0, "")
         assert writer.output.startswith("refused: this user may not read it")
+
+    @pytest.mark.slow
+    async def test_whoever_may_not_write_the_file_leaves_nothing_beside_it(
+        self, public_folder: Path, run_as_user: RunProgram, contents: Contents
+    ) -> None:
+        """R-10: in a folder that anybody may write to, another user's journal would shut the owner out for good."""
+        path = public_folder / "runs.db"
+        async with SqliteStore(path) as store, open_commands(store):
+            pass
+        protect(path, 0o644)
+        protect(public_folder, 0o777)
+        before = contents(public_folder)
+        writer = run_as_user(OPEN, path)
+        reader = run_as_user(OPEN, path, "read-only")
+
+        assert (writer.code, writer.errors) == (0, "")
+        assert writer.output.startswith("refused: this user may not write to it")
+        assert (reader.code, reader.output) == (0, "rooms ['main']\n")
+        assert contents(public_folder) == before
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("owner", ["lives", "was killed"])
+    async def test_whoever_may_not_write_the_file_reads_it_by_the_journal_that_is_there(
+        self, public_folder: Path, run_as_user: RunProgram, contents: Contents, owner: str
+    ) -> None:
+        """R-10: what stands only in another user's journal is read, and the journal left as it is."""
+        path = public_folder / "runs.db"
+        async with SqliteStore(path) as store, open_commands(store):
+            assert (public_folder / "runs.db-wal").stat().st_size
+            if owner == "was killed":
+                files = contents(public_folder)
+                path = public_folder / "copy" / "runs.db"
+                path.parent.mkdir()
+                for name, data in files.items():
+                    (path.parent / name).write_bytes(data)
+            for file in path.parent.iterdir():
+                file.chmod(0o644 if file.is_file() else 0o777)
+            protect(path.parent, 0o777)
+            before = {file.name: file.stat().st_uid for file in path.parent.iterdir()}
+            reader = run_as_user(OPEN, path, "read-only")
+            after = {file.name: file.stat().st_uid for file in path.parent.iterdir()}
+
+        assert (reader.code, reader.output, reader.errors) == (0, "rooms ['main']\n", "")
+        assert after == before
+
+    @pytest.mark.slow
+    async def test_journal_of_somebody_else_is_named(self, public_folder: Path, run_as_user: RunProgram) -> None:
+        path = public_folder / "runs.db"
+        await open_and_close(path)
+        (public_folder / "runs.db-shm").touch(mode=0o644)
+        protect(path, 0o666)
+        protect(public_folder, 0o777)
+        writer = run_as_user(OPEN, path)
+
+        assert (writer.code, writer.errors) == (0, "")
+        assert writer.output.startswith(f"refused: this user may not write to its journal {path}-shm")
+
+    @pytest.mark.parametrize("read_only", [False, True])
+    @pytest.mark.parametrize(
+        ("made_by", "problem"),
+        [
+            (os.mkfifo, "it is a device, a pipe or a socket; name a file"),
+            (lambda path: path.symlink_to("/dev/null"), "it is a device, a pipe or a socket; name a file"),
+            (lambda path: path.symlink_to("runs.db"), "it can't be opened: Too many levels of symbolic links"),
+        ],
+        ids=["pipe", "device", "links in a circle"],
+    )
+    async def test_what_is_no_file_is_refused_untouched(
+        self, tmp_path: Path, made_by: Callable[[Path], object], problem: str, *, read_only: bool
+    ) -> None:
+        """R-10: a pipe is not waited for, and no journal is made beside a device."""
+
+        def made() -> list[Path]:
+            return [*tmp_path.iterdir(), *Path("/dev").glob("null-*")]
+
+        path = tmp_path / "runs.db"
+        made_by(path)
+
+        with pytest.raises(SchemaError, match=problem):
+            await open_and_close(path, read_only=read_only)
+        assert made() == [path]
+
+    async def test_link_to_a_file_is_followed(self, tmp_path: Path, contents: Contents) -> None:
+        (tmp_path / "real").mkdir()
+        (tmp_path / "runs.db").symlink_to(tmp_path / "real" / "there.db")
+        async with SqliteStore(tmp_path / "runs.db") as store, open_commands(store):
+            pass
+        async with SqliteStore(tmp_path / "runs.db", read_only=True) as store:
+            rooms = await store.list_rooms()
+
+        assert [room.name for room in rooms] == ["main"]
+        assert list(contents(tmp_path / "real")) == ["there.db"]
+
+    def test_empty_path_is_refused(self) -> None:
+        with pytest.raises(SchemaError, match="the path is empty; name a file"):
+            SqliteStore("")
+
+    @pytest.mark.slow
+    async def test_full_disk_with_a_file_is_refused_and_it_can_be_read(
+        self, tmp_path: Path, run_on_small_disk: RunProgram
+    ) -> None:
+        """R-10: no journal that can't be filled is left on a full disk."""
+        path = tmp_path / "runs.db"
+        async with SqliteStore(path) as store, open_commands(store):
+            pass
+        fill = f"cp {path} . && {{ dd if=/dev/zero of=filler bs=1k count=2000 2>/dev/null || true; }}"
+        writer = run_on_small_disk(IN_FOLDER + OPEN + LIST, before=fill)
+        reader = run_on_small_disk(IN_FOLDER + OPEN + LIST, "read-only", before=fill)
+
+        assert (writer.code, writer.errors) == (0, "")
+        assert writer.output == (
+            "refused: the disk is full; free some space and open it again\n['filler', 'runs.db']\n"
+        )
+        assert (reader.code, reader.output) == (0, "rooms ['main']\n['filler', 'runs.db']\n")
 
     @pytest.mark.slow
     def test_full_disk_is_refused_and_nothing_is_left(self, run_on_small_disk: RunProgram) -> None:
