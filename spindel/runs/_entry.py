@@ -126,6 +126,7 @@ class Entry:
         "home",
         "host",
         "inside",
+        "joined",
         "key",
         "live",
         "on_child_failure",
@@ -200,6 +201,8 @@ class Entry:
         # How many of its native launches are out, whoever asked for them, and what tells the Run that all are back.
         self.outside = 0
         self.inside: Callable[[], None] | None = None
+        # Set in the turn in which all of it has come back: from here on it launches nothing more.
+        self.joined = False
 
         # The family.
         self.family_version: int | None = FAMILY_VERSION

@@ -40,7 +40,7 @@ async def run_to_end(entry: Entry) -> None:
     if entry.host is not None:
         plain = await entry.host.join_tasks(cancel=problem is not None)
         if plain is not None:
-            problem = combine(problem, plain)
+            problem = _combine(problem, plain)
     _work_over(entry, problem)
     # The traceback of a stored problem holds this frame; without this line that would be a cycle.
     problem = None
@@ -54,9 +54,23 @@ async def _work(entry: Entry) -> Any:
     return await entry.fn(entry.handle(), *entry.args)
 
 
+def _combine(problem: BaseException | None, plain: BaseException) -> BaseException:
+    try:
+        return combine(problem, plain)
+    except BaseException as broken:  # noqa: ASYNC103, BLE001  a foreign group that can't be split is a failure like any
+        return broken  # noqa: ASYNC104  decided in this task
+
+
+def _decide(problem: BaseException, cancel_reason: str | None) -> Decision:
+    try:
+        return decide(problem, cancel_reason)
+    except BaseException as broken:  # noqa: ASYNC103, BLE001  as above
+        return Decision(RunStatus.FAILED, None, broken)  # noqa: ASYNC104  as above
+
+
 def _work_over(entry: Entry, problem: BaseException | None) -> None:
     """Decide and seal, in one turn."""
-    decision = _COMPLETED if problem is None else decide(problem, entry.cancel_reason)
+    decision = _COMPLETED if problem is None else _decide(problem, entry.cancel_reason)
     entry.seal()
     family = entry.family
     if entry.on_child_failure == "cancel" and family is not None:

@@ -76,10 +76,13 @@ async def finish(entry: Entry) -> None:
     if entry.finisher is not None:
         await _finish_by(entry, entry.finisher)
         return
-    if not await _join(entry):
-        release(entry, "abandoned")
-        return
-    end = await _persist(entry)
+    try:
+        end = await _persist(entry) if await _join(entry) else "abandoned"
+    except BaseException as bug:  # noqa: ASYNC103, BLE001  the Run's task never raises into its parent's nursery
+        # Nothing here raises on purpose. If something does all the same, it has a name, and the room isn't stuck.
+        _log.exception("the end of run %s broke down", entry.run_id, extra={"run_id": str(entry.run_id)})
+        await _hold_broken(entry, bug)  # noqa: ASYNC102  no wait in it can be cancelled
+        end = "abandoned"
     release(entry, end)
 
 
@@ -102,13 +105,14 @@ async def _finish_by(entry: Entry, finisher: Finisher) -> None:
     if not isinstance(problem, RunAbandonedError):
         if problem is not None and not isinstance(problem, Exception):
             entry.room.interrupt(problem)
-        # It broke its promise: nobody else may say how far it came, so only abandoning ends it.
-        held = problem or RunNotFinishedError(entry.run_id)
-        await park(
-            lambda resume: entry.room.holds.add(entry, "finisher", held, lambda _: resume(), kind=HoldKind.STAGE)
-        )
+        await _hold_broken(entry, problem or RunNotFinishedError(entry.run_id))
     release(entry, "abandoned")
     _leave(entry)
+
+
+async def _hold_broken(entry: Entry, problem: BaseException) -> None:
+    """Hold an end that broke its promise: nobody else may say how far it came, so only abandoning ends it."""
+    await park(lambda resume: entry.room.holds.add(entry, "finisher", problem, lambda _: resume(), kind=HoldKind.STAGE))
 
 
 def set_verdict(entry: Entry, decision: Decision) -> None:
@@ -347,9 +351,10 @@ async def _join(entry: Entry) -> bool:
     if entry.host is not None:
         await entry.host.join()
         entry.host = None
-    if entry.outside:
+    while entry.outside:
         # Somebody else's task may have launched a thread for this Run; it is the Run's all the same.
         await park(lambda resume: setattr(entry, "inside", resume))
+    entry.joined = True
     if entry.verdict is None:
         _decide_with_family(entry)
     return returned

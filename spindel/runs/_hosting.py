@@ -169,6 +169,7 @@ def host_of(entry: Entry) -> FamilyHost:
     host = entry.host
     if host is None:
         assert entry.home is not None, "a live Run has a home nursery"
-        host = entry.host = FamilyHost(entry)
+        host = FamilyHost(entry)
         entry.home.start_soon(host.run, name=f"family of run {entry.run_id}")
+        entry.host = host
     return host

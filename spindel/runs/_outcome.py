@@ -7,9 +7,9 @@ from typing import Generic, TypeVar, cast
 import attrs
 import trio
 
-from spindel.errors import RunCancelledError, RunFailedError, RunWaiting, RunWaitingError
+from spindel.errors import InvalidRecordError, RunCancelledError, RunFailedError, RunWaiting, RunWaitingError
 from spindel.ids import RunId
-from spindel.store import ERROR_CHARACTERS_MAX, RunStatus
+from spindel.store import ERROR_CHARACTERS_MAX, RunStatus, check_reason
 
 __all__ = ["Decision", "Outcome", "combine", "decide", "error_text", "without_cancelled"]
 
@@ -83,7 +83,7 @@ def decide(problem: BaseException, cancel_reason: str | None) -> Decision:
         return Decision(RunStatus.FAILED, "interrupted", error, interrupt=True)
     signal = leaves[0]
     if len(leaves) == 1 and isinstance(signal, RunWaiting):
-        return Decision(RunStatus.WAITING, signal.reason, None)
+        return Decision(RunStatus.WAITING, _waiting_reason(signal), None)
     if cancel_reason is not None:
         return Decision(RunStatus.CANCELLED, cancel_reason, error)
     return Decision(RunStatus.FAILED, None, error)
@@ -122,10 +122,18 @@ def error_text(error: BaseException | None) -> str | None:
     return text if len(text) <= ERROR_CHARACTERS_MAX else text[: ERROR_CHARACTERS_MAX - 1] + "…"
 
 
+def _waiting_reason(signal: RunWaiting) -> str:
+    """Give the reason, also of a subclass that lost it, or changed it to what no row may hold."""
+    try:
+        return check_reason(getattr(signal, "reason", None))
+    except InvalidRecordError:
+        return "waiting"
+
+
 def _one_line(error: BaseException) -> str:
     try:
         message = str(error)
-    except Exception:  # noqa: BLE001  a broken __str__ of a foreign class must not cost a Run its row
+    except BaseException:  # noqa: ASYNC103, BLE001  a broken __str__ of a foreign class must not cost a Run its row
         message = "its message can't be shown"
     name = type(error).__qualname__
     return f"{name}: {message}" if message else name

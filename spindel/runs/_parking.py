@@ -13,7 +13,7 @@ from trio_util import wait_any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["park", "refuse_abort", "sleep_shielded", "wait_any"]
+__all__ = ["park", "refuse_abort", "require_loop", "sleep_shielded", "wait_any"]
 
 
 async def park(register: Callable[[Callable[[], None]], object]) -> None:
@@ -27,6 +27,16 @@ async def park(register: Callable[[Callable[[], None]], object]) -> None:
     task = trio.lowlevel.current_task()
     register(lambda: trio.lowlevel.reschedule(task))
     await trio.lowlevel.wait_task_rescheduled(refuse_abort)
+
+
+def require_loop(call: str) -> None:
+    """Refuse a call from a thread before it touches any state, which belongs to the loop.
+
+    Raises:
+        RuntimeError: there is no running loop here.
+    """
+    if not trio.lowlevel.in_trio_run():
+        raise RuntimeError(f"{call} was called outside the loop; in a thread use trio.from_thread.run_sync")
 
 
 def refuse_abort(_: object) -> trio.lowlevel.Abort:

@@ -27,7 +27,13 @@ import attrs
 import trio
 
 from spindel.clock import foreign_work
-from spindel.errors import LaunchNotRecoverableError, NotHeldError, RunAbandonedError, StaleRevisionError
+from spindel.errors import (
+    FamilySealedError,
+    LaunchNotRecoverableError,
+    NotHeldError,
+    RunAbandonedError,
+    StaleRevisionError,
+)
 from spindel.ids import LaunchId
 from spindel.runs._entry import FamilyReturned
 from spindel.runs._frontier import bind_launch, current_entry, launch_frontier
@@ -228,7 +234,12 @@ class WorkerPool:
         """Register a native launch for the length of a block; its Run doesn't end before the block does.
 
         The value is to be called, from any thread, when it really begins.
+
+        Raises:
+            FamilySealedError: the Run has ended, or its work and family have been joined.
         """
+        if entry.joined or not entry.live:
+            raise FamilySealedError(entry.run_id)
         launch = Launch(self._room, LaunchKind.NATIVE, _run_outside, entry)
         ticket = launch.ticket = Ticket(launch.id)
         launch.state = LaunchState.SUBMITTING

@@ -22,7 +22,7 @@ middle, which would tear a lifecycle apart. It reaches a body, or the block wher
 from __future__ import annotations
 
 import logging
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple, final
 
@@ -44,7 +44,7 @@ from spindel.runs._cancelling import request_cancel
 from spindel.runs._entry import FamilyState
 from spindel.runs._frontier import check_wait
 from spindel.runs._holds import HeldObligation, Holds
-from spindel.runs._parking import sleep_shielded
+from spindel.runs._parking import require_loop, sleep_shielded
 from spindel.runs._pool import WorkerPool
 from spindel.runs._reader import list_room, opened_store
 from spindel.runs._run import Run
@@ -55,7 +55,7 @@ from spindel.store import AdoptOrphans, Confirmation, MemoryStore, RoomClaim, ch
 if TYPE_CHECKING:
     import os
     from collections.abc import AsyncGenerator, Awaitable, Callable
-    from contextlib import AbstractAsyncContextManager
+    from types import TracebackType
     from typing import Unpack
     from uuid import UUID
 
@@ -108,6 +108,7 @@ class Room:
         self.calling_back = False
         self.nursery: trio.Nursery
         self.pool: WorkerPool
+        self._token: trio.lowlevel.TrioToken
         self._ids = ids
         self._wall_clock = wall_clock
         self._last_micros = 0
@@ -168,6 +169,7 @@ class Room:
         Raises:
             InvalidRecordError: the reason isn't 1 to 64 of `[a-z0-9-]`.
         """
+        require_loop("Room.cancel_all")
         reason = check_reason(reason)
         asked = sum(1 for entry in self.entries.values() if entry.live and entry.verdict is None)
         request_cancel(self.family.leases.values(), reason)
@@ -289,6 +291,11 @@ class Room:
         """Let no time of this room be earlier."""
         self._last_micros = max(self._last_micros, micros)
 
+    def call_in_loop(self, fn: Callable[..., object], *args: object) -> None:
+        """Call `fn(*args)` in the room's loop, from any thread; dropped once the loop has ended."""
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(fn, *args)
+
     def next_uuid(self) -> UUID:
         """Give a fresh id."""
         return self._ids.next_uuid()
@@ -360,6 +367,7 @@ class Room:
         """Keep the room's nurseries open until everything has returned."""
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as pool, trio.open_nursery() as runs:
+                self._token = trio.lowlevel.current_trio_token()
                 self.pool = WorkerPool(self, pool, threads_max)
                 self.nursery = runs
                 ready.set()
@@ -475,8 +483,29 @@ def open_room(
     clock = SystemClock() if wall_clock is None else wall_clock
     source = IdSource(clock.now_micros) if ids is None else ids
     if not durable:
-        return _open_block(Room(name, None, 0, source.next_uuid(), source, clock, report_seconds), threads_max)
-    return _open_durable(store, name, clock, source, report_seconds, threads_max)
+        room = Room(name, None, 0, source.next_uuid(), source, clock, report_seconds)
+        return _Protected(_open_block(room, threads_max))
+    return _Protected(_open_durable(store, name, clock, source, report_seconds, threads_max))
+
+
+class _Protected(AbstractAsyncContextManager[Room]):
+    """Keeps Ctrl-C out of entering and leaving, `contextlib`'s own frames included.
+
+    Python itself leaves one gap that nobody can close: between the end of the body and the call of `__aexit__`.
+    """
+
+    def __init__(self, manager: AbstractAsyncContextManager[Room]) -> None:
+        self._manager = manager
+
+    @trio.lowlevel.enable_ki_protection
+    async def __aenter__(self) -> Room:
+        return await self._manager.__aenter__()
+
+    @trio.lowlevel.enable_ki_protection
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> bool | None:
+        return await self._manager.__aexit__(exc_type, exc, tb)  # noqa: ASYNC102  the wrapped one decides
 
 
 @asynccontextmanager

@@ -24,6 +24,7 @@ from spindel.runs._entry import Readiness
 from spindel.runs._finishing import outcome_of
 from spindel.runs._frontier import check_wait, check_wait_lease, current_entry, is_launched
 from spindel.runs._hosting import host_of
+from spindel.runs._parking import require_loop
 from spindel.runs._process import run_process
 from spindel.runs._token import Reservation
 from spindel.store import Confirmation, RecordCauses, RunStatus, check_reason
@@ -126,10 +127,12 @@ class Run(Generic[T]):
         if host is not None and host.tasks is not None and current_entry.get() is entry and not is_launched():
             try:
                 host.tasks.start_soon(fn, *args, name=name)
-            except RuntimeError:
+            except (RuntimeError, AttributeError):
+                require_loop("Run.start_soon")
                 self._raise_if_plain_half_closed()
                 raise
             return
+        require_loop("Run.start_soon")
         if entry.work_over or not entry.live or (host is not None and host.over):
             raise FamilySealedError(entry.run_id)
         try:
@@ -277,6 +280,7 @@ class Run(Generic[T]):
         Raises:
             RuntimeError: it was said before.
         """
+        require_loop("Run.started")
         readiness = self._readiness()
         if readiness.told:
             raise RuntimeError(f"run {self.id} has said before that it started")
@@ -307,8 +311,16 @@ class Run(Generic[T]):
         raise RunFailedError(self.id, "never-started")
 
     def report_progress(self, done: float, total: float | None = None, message: str = "") -> None:
-        """Tell watchers how far it is. An event only: never stored, and free if nobody watches."""
-        self._entry.room.events.emit(RunProgress, self.id, done, total, message)
+        """Tell watchers how far it is, from the loop or from any thread.
+
+        An event only: never stored, and free if nobody watches.
+        """
+        room = self._entry.room
+        if trio.lowlevel.in_trio_run():
+            room.events.emit(RunProgress, self.id, done, total, message)
+        else:
+            # Native launches know best how far they are; watchers live in the loop.
+            room.call_in_loop(room.events.emit, RunProgress, self.id, done, total, message)
 
     # -- cancellation -----------------------------------------------------------------------------------------------
 
@@ -321,6 +333,7 @@ class Run(Generic[T]):
         Raises:
             InvalidRecordError: the reason isn't 1 to 64 of `[a-z0-9-]`.
         """
+        require_loop("Run.cancel")
         entry = self._entry
         reason = check_reason(reason)
         undecided = entry.verdict is None and entry.end is None

@@ -52,19 +52,22 @@ async def main(path, step):
         steps = Steps(step)
         trio.lowlevel.add_instrument(steps)
         steps.arm(lambda: os.kill(os.getpid(), signal.SIGKILL))
-    async with open_room(path, name="main") as room:
+    async with trio.open_nursery() as outside, open_room(path, name="main") as room:
         await (await room.start(leaf)).result()
         await room.start(parent)
         if not step:
-            # Nobody but this task has anything to do any more, so a signal can't meet a Run.
-            await trio.testing.wait_all_tasks_blocked()
             while len(room.live()) < 3:
                 await trio.testing.wait_all_tasks_blocked()
-            print("ready", flush=True)
+            outside.start_soon(tell_when_the_block_waits, room)
+
+async def tell_when_the_block_waits(room):
+    await room.wait_sealed()
+    await trio.testing.wait_all_tasks_blocked()
+    print("ready", flush=True)
 
 try:
     trio.run(main, sys.argv[1], int(sys.argv[2]))
-except KeyboardInterrupt:
+except* KeyboardInterrupt:
     print("interrupted", flush=True)
 """
 
