@@ -9,6 +9,8 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from spindel.cli._streams import open_closed_streams
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
@@ -24,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     Args:
         arguments: what follows the program's name; those of the process by default.
     """
+    open_closed_streams()
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         sys.stderr.write(

@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from spindel.cli._exit import ExitCode, refuse
+from spindel.cli._streams import echo
 from spindel.cli._text import printable
 from spindel.errors import SchemaError
 from spindel.store import SqliteStore
@@ -34,7 +35,7 @@ async def print_check(db: str, as_json: bool) -> int:
     finally:
         progress.clear()
     if as_json:
-        click.echo(msgspec.json.encode(_facts(report)).decode())
+        echo(msgspec.json.encode(_facts(report)).decode())
     else:
         _print(report)
     return ExitCode.DONE if report.ok else ExitCode.FAILED
@@ -50,22 +51,22 @@ class _Progress:
     def show(self, done: int, total: int) -> None:
         if self._terminal:
             self._shown = True
-            click.echo(f"\r{done:,} of {total:,} Runs read", err=True, nl=False)
+            echo(f"\r{done:,} of {total:,} Runs read", err=True, nl=False)
 
     def clear(self) -> None:
         if self._shown:
-            click.echo("\r\x1b[2K", err=True, nl=False)
+            echo("\r\x1b[2K", err=True, nl=False)
 
 
 def _print(report: CheckReport) -> None:
     for finding in report.findings:
         mark = click.style("violation", fg="red") if finding.violation else "note"
-        click.echo(f"{mark}: {printable(finding.sentence)} ({finding.code})")
+        echo(f"{mark}: {printable(finding.sentence)} ({finding.code})")
     if report.omitted:
-        click.echo(f"… and {report.omitted:,} more findings")
+        echo(f"… and {report.omitted:,} more findings")
     verdict = "all invariants hold" if report.ok else f"{report.violations:,} violations"
     counts = f"{report.rooms:,} rooms, {report.runs:,} Runs ({report.running:,} running), {report.causes:,} causes"
-    click.echo(f"{verdict}: {counts} in {printable(report.path)}")
+    echo(f"{verdict}: {counts} in {printable(report.path)}")
 
 
 def _facts(report: CheckReport) -> dict[str, Any]:

@@ -11,7 +11,8 @@ import msgspec
 from attrs import define, field, frozen
 
 from spindel.cli._drawing import Rest, draw
-from spindel.cli._exit import CommandError, refuse
+from spindel.cli._exit import CommandError, ExitCode, refuse
+from spindel.cli._streams import echo, is_lost
 from spindel.cli._text import clip, describe_counts, describe_name, printable, seconds
 from spindel.errors import InvalidRecordError, SchemaError
 from spindel.runs import open_reader
@@ -77,7 +78,8 @@ async def print_runs(listing: Listing) -> int:
                 await _print_list(reader, listing, status)
     except (SchemaError, InvalidRecordError) as problem:
         refuse(problem)
-    return 0
+    # To be printed is all that it is for.
+    return ExitCode.FAILED if is_lost() else ExitCode.DONE
 
 
 async def _check_room(reader: RoomReader, listing: Listing) -> None:
@@ -108,14 +110,14 @@ async def _print_list(reader: RoomReader, listing: Listing, status: RunStatus | 
         if listing.as_json:
             facts.append(_facts(record))
         else:
-            click.echo(f"{_time(record.started_at)}  {record.id}  {_line(record)}")
+            echo(f"{_time(record.started_at)}  {record.id}  {_line(record)}")
         return True
 
     await _read_rows(reader, status, take)
     if listing.as_json:
         _print_json(listing, facts, more=more)
     elif more:
-        click.echo("… and more; --limit 0 shows all")
+        echo("… and more; --limit 0 shows all")
 
 
 async def _print_tree(reader: RoomReader, listing: Listing) -> None:
@@ -140,10 +142,10 @@ async def _print_tree(reader: RoomReader, listing: Listing) -> None:
         if isinstance(row, Rest):
             below = sum(branch.size for branch in row.nodes)
             inside = f", {below:,} with all below" if below > len(row.nodes) else ""
-            click.echo(f"{prefix}… {len(row.nodes):,} more{inside}; --limit 0 shows all")
+            echo(f"{prefix}… {len(row.nodes):,} more{inside}; --limit 0 shows all")
         else:
-            click.echo(prefix + row.line)
-    click.echo(describe_counts(Counter(branch.status for branch in branches.values())))
+            echo(prefix + row.line)
+    echo(describe_counts(Counter(branch.status for branch in branches.values())))
 
 
 def _grow(branches: dict[RunId, _Branch]) -> list[_Branch]:
@@ -193,7 +195,7 @@ def _facts(record: RunRecord) -> dict[str, Any]:
 
 
 def _print_json(listing: Listing, facts: list[dict[str, Any]], *, more: bool) -> None:
-    click.echo(msgspec.json.encode({"room": listing.room, "runs": facts, "more": more}).decode())
+    echo(msgspec.json.encode({"room": listing.room, "runs": facts, "more": more}).decode())
 
 
 def _time(micros: int) -> str:

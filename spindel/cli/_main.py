@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 import click
 
 from spindel.cli._check import check
-from spindel.cli._exit import code_of_signal
+from spindel.cli._exit import ExitCode, code_of_signal
 from spindel.cli._run import run
 from spindel.cli._runs import runs
+from spindel.cli._streams import echo, flush_streams, is_lost, show_problem, tell_losses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,7 @@ class _Commands(click.Group):
         """Invoke the command."""
         try:
             result: object = super().invoke(ctx)
-            sys.stdout.flush()
+            flush_streams()
         except BrokenPipeError as problem:
             raise _ReaderGoneError from problem
         return result
@@ -71,13 +71,21 @@ def run_command_line(arguments: Sequence[str] | None) -> int:
         # Not click's standalone mode, which gives every interruption the code 1.
         code = cli.main(arguments, prog_name="spindel", standalone_mode=False)
     except click.ClickException as problem:
-        problem.show()
-        return problem.exit_code
+        show_problem(problem)
+        code = problem.exit_code
     except (KeyboardInterrupt, click.Abort):
-        click.echo("Interrupted; nothing was begun.", err=True)
-        return code_of_signal(signal.SIGINT)
+        echo("Interrupted; nothing was begun.", err=True)
+        code = code_of_signal(signal.SIGINT)
+    except OSError:
+        # Click itself prints what --help gives. Whether it was that, another line tells.
+        echo("")
+        if not is_lost():
+            raise
+        code = ExitCode.FAILED
     except _ReaderGoneError:
         # What is still buffered goes nowhere, so that leaving doesn't complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return code_of_signal(signal.SIGPIPE)
+    flush_streams()
+    tell_losses()
     return code if isinstance(code, int) else 0

@@ -12,6 +12,7 @@ import click
 
 from spindel.cli._exit import CommandError, UnknownError, code_of_signal, refuse
 from spindel.cli._signals import Signals
+from spindel.cli._streams import STDERR, echo, flush_streams, lose
 from spindel.cli._target import check_arguments, load_target
 from spindel.cli._text import printable
 
@@ -73,7 +74,7 @@ def run(
         if problem is not None:
             _explain(problem, begun=False)
         assert signals.first is not None, "without a signal and without a problem the function has begun"
-        click.echo(f"{signal.Signals(signals.first).name}: ended before anything was begun.", err=True)
+        echo(f"{signal.Signals(signals.first).name}: ended before anything was begun.", err=True)
         return code_of_signal(signals.first)
     _print(report, as_json, quiet, traceback)
     if problem is not None and not isinstance(problem, KeyboardInterrupt | SystemExit):
@@ -100,17 +101,17 @@ def _print(report: Report, as_json: bool, quiet: bool, traceback: bool) -> None:
     from spindel.cli._report import describe_error, describe_held, describe_traceback
 
     for held in report.held:
-        click.echo(f"held: {describe_held(held)}", err=True)
+        echo(f"held: {describe_held(held)}", err=True)
     if report.error is not None:
         if traceback:
-            click.echo(describe_traceback(report.error), err=True)
-        click.echo(f"Error: {printable(describe_error(report.error))}", err=True)
+            echo(describe_traceback(report.error), err=True)
+        echo(f"Error: {printable(describe_error(report.error))}", err=True)
     if as_json:
-        click.echo(report.as_json())
+        echo(report.as_json())
     elif not quiet:
-        click.echo(report.as_text())
+        echo(report.as_text())
     elif (value := report.value_text()) is not None:
-        click.echo(value)
+        echo(value)
 
 
 def _explain(problem: BaseException, *, begun: bool) -> NoReturn:
@@ -126,12 +127,17 @@ def _explain(problem: BaseException, *, begun: bool) -> NoReturn:
 @contextmanager
 def _stdout_for_one_object() -> Generator[None]:
     """Send to standard error whatever the program and its processes print meanwhile."""
-    sys.stdout.flush()
+    flush_streams()
     kept = os.dup(1)
     os.dup2(2, 1)
     try:
         yield
     finally:
-        sys.stdout.flush()
+        try:
+            sys.stdout.flush()
+        except OSError as problem:  # what is buffered must not follow to where the object goes
+            lose(STDERR, problem)
+            os.dup2(STDERR, 1)
+            sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)
