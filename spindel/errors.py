@@ -503,7 +503,7 @@ class PreparationError(OperatorError, AdmissionError):
 
     Attributes:
         run_id: the Run that was to begin.
-        lease_id: its admission lease, or None for a root Run.
+        lease_id: its admission lease; only a child's can be held.
         disposal: `discarded`, another disposal, `nothing`, or None if unknown.
         held: True if an operator must act.
     """

@@ -13,7 +13,9 @@ nothing or an obligation that somebody owns. After the acknowledged row everythi
 from __future__ import annotations
 
 import functools
+import logging
 import types
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
@@ -31,24 +33,24 @@ from spindel.errors import (
     ParentNotLiveError,
     PreparationError,
     RoomAdmissionClosedError,
-    RoomOwnershipLostError,
-    RunAbandonedError,
     WriteRefusedError,
-    WriteUncertainError,
 )
 from spindel.observe import RunCancelRequested, RunStarted
 from spindel.runs._entry import Entry, FamilyState
 from spindel.runs._execution import run_to_end
+from spindel.runs._frontier import reserving
+from spindel.runs._holds import code_of
 from spindel.runs._hosting import host_of
 from spindel.runs._options import PLAIN, check_body, check_options, check_run_id
 from spindel.runs._outcome import error_text, without_cancelled
+from spindel.runs._pool import LaunchGivenUpError
 from spindel.runs._preparation import Acquisition, Custody
 from spindel.runs._states import LeasePhase, Publication, RoomState
 from spindel.runs._undoing import UndisposedError, hold_admission, undo_at_once
 from spindel.store import JOB_VERSION, AdmitRun, Confirmation
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Generator, Sequence
 
     from spindel.ids import RunId
     from spindel.runs._options import Child, Particulars, RunOptions
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
 
 __all__ = ["admit", "admit_each", "leave", "reserve"]
 
+_log: Final = logging.getLogger("spindel.runs")
 # A schedule point at every admission costs as much as the rest of it; none at all lets a loop starve the others.
 _SCHEDULE_EVERY: Final = 32
 _ADMITTING_CHILDREN: Final = frozenset({RoomState.OPEN, RoomState.SEALED})
@@ -239,7 +242,8 @@ async def _construct(entry: Entry, particulars: Particulars, preparation: Prepar
     entry.admission = _first_row(entry, particulars)
     entry.phase = LeasePhase.PREPARING
     try:
-        custody.resource = await preparation.construct(entry.run_id, acquisition)
+        with _inside(entry):
+            custody.resource = await preparation.construct(entry.run_id, acquisition)
     except BaseException as error:
         if isinstance(error, NotConstructedError) and not acquisition.owned:
             _make_unused(entry)
@@ -252,6 +256,18 @@ async def _construct(entry: Entry, particulars: Particulars, preparation: Prepar
         raise PreparationError(entry.run_id, entry.lease_id, disposal, held=held) from error  # noqa: ASYNC104  no Cancelled
 
 
+@contextmanager
+def _inside(entry: Entry) -> Generator[None]:
+    """Mark that this task is inside the admission: waiting there for the parent, or the lease, could never end."""
+    with reserving(entry):
+        try:
+            yield
+        finally:
+            assert entry.custody is not None
+            assert entry.custody.acquisition is not None
+            entry.custody.acquisition.close()
+
+
 async def _undo(entry: Entry, first: LeasePhase) -> tuple[str | None, bool]:
     """Undo an admission that will never be. Gives its disposal, and whether it is held."""
     problem = await undo_at_once(entry, first)
@@ -259,7 +275,7 @@ async def _undo(entry: Entry, first: LeasePhase) -> tuple[str | None, bool]:
     if problem is None:
         _make_unused(entry)
         return ("discarded" if owned else "nothing"), False
-    if isinstance(problem, RunAbandonedError):
+    if isinstance(problem, LaunchGivenUpError):
         # The very launch of the cleanup was held, and an operator gave it up: that word counts for the lease, too.
         entry.owner.abandoned = True
         entry.finish_unadmitted("abandoned")
@@ -267,7 +283,14 @@ async def _undo(entry: Entry, first: LeasePhase) -> tuple[str | None, bool]:
     disposal = problem.code if isinstance(problem, UndisposedError) else None
     # A root Run has no parent that waits for its cleanup, so the error tells and nothing is held, except a fence:
     # an unknown row must not be forgotten.
-    if isinstance(problem, RoomOwnershipLostError) or (entry.parent is None and entry.phase is not LeasePhase.FENCING):
+    if entry.room.state is RoomState.LOST or (entry.parent is None and entry.phase is not LeasePhase.FENCING):
+        # Also for a caller who is cancelled, and so never sees the error.
+        _log.error(
+            "what was prepared for run %s is not known to be gone (%s)",
+            entry.run_id,
+            code_of(problem),
+            extra={"run_id": str(entry.run_id)},
+        )
         _make_unused(entry)
         return disposal, False
     hold_admission(entry, problem)
@@ -364,6 +387,8 @@ def _make_unused(entry: Entry) -> None:
     """Nothing is owed for this admission any more: the lease goes with its callback."""
     entry.phase = LeasePhase.RESERVED
     entry.custody = None
+    if entry.callback_exited:
+        entry.finish_unadmitted("finished")
 
 
 async def _judge(entry: Entry, error: Exception) -> None:
@@ -382,16 +407,17 @@ async def _judge(entry: Entry, error: Exception) -> None:
         await _refuse(entry, _refusal(entry, error))
     try:
         confirmation = await room.store.confirm(admission)
-    except WriteUncertainError:
+    except Exception:  # noqa: BLE001  whatever a reading raises, it says nothing
         confirmation = Confirmation.ABSENT
     if confirmation is Confirmation.PRESENT:
         return
     if confirmation is Confirmation.CONFLICT:
         await _refuse(entry, DuplicateRunError(entry.run_id))
     if entry.parent is None:
+        custody = entry.custody = entry.custody or Custody()
         disposal, held = await _undo(entry, LeasePhase.FENCING)
         lease_id = entry.lease_id if held else None
-        raise AdmissionUncertainError(entry.run_id, lease_id, fenced=not held, disposal=disposal) from error
+        raise AdmissionUncertainError(entry.run_id, lease_id, fenced=custody.fenced, disposal=disposal) from error
     hold_admission(entry, error)
     raise AdmissionUncertainError(entry.run_id, entry.lease_id) from error
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from spindel.ids import LeaseId, RunId
     from spindel.runs._finishing import Finisher
+    from spindel.runs._frontier import Block
     from spindel.runs._hosting import FamilyHost
     from spindel.runs._outcome import Decision, Outcome
     from spindel.runs._preparation import Custody
@@ -60,8 +61,8 @@ class FamilyState:
         self.sealed = False
         # Called once, in the turn in which the family returns.
         self.joined: Callable[[], None] | None = None
-        # Tasks inside an explicit reserve block: waiting there for the parent could never end.
-        self.blocks: list[trio.lowlevel.Task] | None = None
+        # Tasks inside one of its admissions: waiting there for the parent could never end.
+        self.blocks: list[Block] | None = None
         # Who waits for one lease: made by the first such wait.
         self.waiters: dict[int, trio.Event] | None = None
         # An operator gave up a hold below: the family counts as gone, but its return is unknown.
@@ -138,7 +139,6 @@ class Entry:
         "publication",
         "publish",
         "reason",
-        "reserved_by",
         "returned",
         "room",
         "run_id",
@@ -165,8 +165,6 @@ class Entry:
         # The admission lease.
         self.phase = LeasePhase.RESERVED
         self.callback_exited = False
-        # The task of an explicit reserve block, None for a plain start.
-        self.reserved_by: trio.lowlevel.Task | None = None
         self.returned = False
         self.publication = Publication.NONE
         self.publish: Callable[[Outcome[Any]], Awaitable[None]] | None = None

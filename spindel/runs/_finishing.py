@@ -26,7 +26,6 @@ from spindel.clock import Backoff
 from spindel.errors import (
     FamilyUnsupportedError,
     InvalidRecordError,
-    RoomOwnershipLostError,
     RunAbandonedError,
     RunNotFinishedError,
     WaitRefusedError,
@@ -98,7 +97,7 @@ async def _finish_by(entry: Entry, finisher: Finisher) -> None:
     if entry.end is not None:
         _leave(entry)
         return
-    if isinstance(problem, RoomOwnershipLostError) or entry.room.state is RoomState.LOST:
+    if entry.room.state is RoomState.LOST:
         release(entry, "lost")
         _leave(entry)
         return

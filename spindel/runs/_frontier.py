@@ -21,13 +21,14 @@ from spindel.errors import WaitRefusedError
 from spindel.store import check_reason
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
     from spindel.ids import LeaseId
     from spindel.runs._entry import Entry, FamilyState
     from spindel.runs._run import Run
 
 __all__ = [
+    "Block",
     "bind_launch",
     "check_wait",
     "check_wait_lease",
@@ -38,6 +39,7 @@ __all__ = [
     "held_frontier",
     "is_launched",
     "launch_frontier",
+    "reserving",
 ]
 
 current_entry: Final[ContextVar[Entry | None]] = ContextVar("spindel run", default=None)
@@ -51,6 +53,13 @@ class _Frontier:
     reason: str
     holder: trio.lowlevel.Task
     nurseries: int
+
+
+@attrs.define(eq=False)
+class Block(_Frontier):
+    """The stretch in which a task is inside an admission: its reserve block, or the construction of what it needs."""
+
+    entry: Entry
 
 
 _open: Final[trio.lowlevel.RunVar[list[_Frontier]]] = trio.lowlevel.RunVar("spindel frontiers")
@@ -83,6 +92,21 @@ def frontier(reason: str) -> Generator[None]:
         yield
     finally:
         frontiers.remove(mark)
+
+
+@contextmanager
+def reserving(entry: Entry) -> Generator[None]:
+    """Mark that this task is inside the admission of `entry`: waiting there for its parent could never end."""
+    task = trio.lowlevel.current_task()
+    block = Block("self", task, len(task.child_nurseries), entry)
+    family = entry.owner
+    if family.blocks is None:
+        family.blocks = []
+    family.blocks.append(block)
+    try:
+        yield
+    finally:
+        family.blocks.remove(block)
 
 
 def held_frontier() -> str | None:
@@ -129,8 +153,8 @@ def check_wait(target: Entry | None, room_family: FamilyState | None = None) -> 
     """
     task = _waiting_task()
     family = room_family if target is None else target.family
-    if family is not None and family.blocks and task in family.blocks:
-        # This task is inside a reserve block of the target, which can't return before the block is left.
+    if family is not None and family.blocks and _covering(task, family.blocks) is not None:
+        # This task is inside an admission of the target, which can't return before that is left.
         raise WaitRefusedError("self")
     waiting = current_entry.get()
     if waiting is None:
@@ -157,9 +181,9 @@ def check_wait_lease(parent: Entry, lease_id: LeaseId) -> None:
     task = _waiting_task()
     family = parent.family
     if family is not None and family.blocks:
-        for entry in family.leases.values():
-            if entry.lease_id == lease_id and entry.reserved_by is task and not entry.callback_exited:
-                raise WaitRefusedError("self")
+        own = [block for block in family.blocks if block.entry.lease_id == lease_id]
+        if _covering(task, own) is not None:
+            raise WaitRefusedError("self")
 
 
 def _waiting_task() -> trio.lowlevel.Task:
@@ -195,7 +219,7 @@ def _held_by(task: trio.lowlevel.Task) -> str | None:
     return None if mark is None else mark.reason
 
 
-def _covering(task: trio.lowlevel.Task, frontiers: list[_Frontier]) -> _Frontier | None:
+def _covering(task: trio.lowlevel.Task, frontiers: Sequence[_Frontier]) -> _Frontier | None:
     for mark in reversed(frontiers):
         if mark.holder is task:
             return mark

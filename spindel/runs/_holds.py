@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import trio
 
-from spindel.errors import SpindelError
+from spindel.errors import ConstructionOwnerUnavailableError, SpindelError
 from spindel.ids import Revision
 from spindel.observe import RoomHeld, RunHeld, RunRecovered
-from spindel.runs._states import HoldKind
+from spindel.runs._states import HoldKind, RoomState
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from spindel.runs._entry import Entry
     from spindel.runs._room import Room
 
-__all__ = ["HeldObligation", "Hold", "Holds"]
+__all__ = ["HeldObligation", "Hold", "Holds", "code_of"]
 
 _log: Final = logging.getLogger("spindel.runs")
 
@@ -112,21 +112,27 @@ class Holds:
     ) -> Hold:
         """Name something as held until an operator resolves it; the options are those of `Hold`."""
         revision, since = Revision(self._room.next_uuid()), self._room.now_micros()
-        hold = Hold(entry, kind, phase, _code_of(error), since, error, resolve, revision, **options)
+        hold = Hold(entry, kind, phase, code_of(error), since, error, resolve, revision, **options)
         self._holds[id(hold)] = hold
         self._tell(hold)
+        if self._room.state is RoomState.LOST:
+            # Nothing can be stored for it any more; given up as soon as whoever holds it has parked.
+            self._room.call_in_loop(self.end, hold, "abandon")
         return hold
 
     def again(self, hold: Hold, phase: str, error: BaseException) -> None:
         """Take back a claimed hold whose recovery failed, in its new form and under a new revision."""
         hold.phase = phase
-        hold.code = _code_of(error)
+        hold.code = code_of(error)
         hold.error = error
         hold.revision = Revision(self._room.next_uuid())
         hold.claimed = False
+        if isinstance(error, ConstructionOwnerUnavailableError):
+            hold.retry = None
         if id(hold) in self._holds:
             self._tell(hold)
 
+    @trio.lowlevel.enable_ki_protection
     def end(self, hold: Hold, action: str) -> None:
         """End a hold: after a successful `retry`, an attested `acknowledge`, or to `abandon` it."""
         if self._holds.pop(id(hold), None) is None:
@@ -135,9 +141,10 @@ class Holds:
         self._room.events.emit(RunRecovered, hold.entry.run_id, hold.phase, action)
         hold.resolve(action)
 
+    @trio.lowlevel.enable_ki_protection
     def abandon(self) -> tuple[HeldObligation, ...]:
-        """Give up the holds of this turn, and name them."""
-        given_up = tuple(self._holds.values())
+        """Give up the holds of this turn, and name them; one whose recovery is under way is left to that."""
+        given_up = tuple(hold for hold in self._holds.values() if not hold.claimed)
         facts = tuple(hold.facts() for hold in given_up)
         for hold in given_up:
             self.end(hold, "abandon")
@@ -191,7 +198,7 @@ def _fields(run_id: RunId, phase: str, code: str) -> dict[str, str]:
     return {"run_id": str(run_id), "phase": phase, "code": code}
 
 
-def _code_of(error: BaseException) -> str:
+def code_of(error: BaseException) -> str:
     """Name an error by its code or its class, never by its message, which may hold anything."""
     code = getattr(error, "code", None)
     return code if isinstance(code, str) and isinstance(error, SpindelError) else type(error).__qualname__

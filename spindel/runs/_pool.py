@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from spindel.runs._holds import Hold
     from spindel.runs._room import Room
 
-__all__ = ["Executor", "Launch", "TaskExecutor", "Ticket", "WorkerPool"]
+__all__ = ["Executor", "Launch", "LaunchGivenUpError", "TaskExecutor", "Ticket", "WorkerPool"]
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -126,6 +126,10 @@ class Launch:
         caller, self.caller = self.caller, None
         if caller is not None:
             caller()
+
+
+class LaunchGivenUpError(RunAbandonedError):
+    """The launch itself was given up by an operator; never what its callback raised."""
 
 
 class Executor(Protocol):
@@ -207,7 +211,7 @@ class WorkerPool:
         if launch.error is not None:
             raise launch.error
         if launch.state is not LaunchState.RETURNED:
-            raise RunAbandonedError(entry.run_id)
+            raise LaunchGivenUpError(entry.run_id)
         return cast("R", launch.result)
 
     async def call_native(self, fn: Callable[[*Ts], R], *args: *Ts, entry: Entry) -> R:

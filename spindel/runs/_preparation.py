@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple, final
 
 import attrs
 
+from spindel.errors import InvalidRecordError
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -52,11 +54,12 @@ class Owned:
 class Acquisition:
     """What a construction has begun so far. Made for each construction; handed to `Preparation.construct`."""
 
-    __slots__ = ("_declared_nothing", "_owned")
+    __slots__ = ("_closed", "_declared_nothing", "_owned")
 
     def __init__(self) -> None:
         self._owned: list[Owned] = []
         self._declared_nothing = False
+        self._closed = False
 
     def begin(self, owner: object, dispose: Callable[[], Awaitable[Disposal]]) -> None:
         """Announce an effect, before it happens.
@@ -64,13 +67,25 @@ class Acquisition:
         Args:
             owner: what is acquired, kept alive until it is disposed; never looked into.
             dispose: an idempotent async function that takes it down, however far it came, and says so.
+
+        Raises:
+            RuntimeError: the construction has ended, so nobody would dispose what comes now.
+            InvalidRecordError: `dispose` can't be called.
         """
+        if self._closed:
+            raise RuntimeError("this construction has ended; begin an effect inside construct, before it happens")
+        if not callable(dispose):
+            raise InvalidRecordError("dispose", f"a {type(dispose).__name__} is no async function")
         self._declared_nothing = False
         self._owned.append(Owned(owner, dispose))
 
     def nothing(self) -> None:
         """Declare that nothing is owned so far; holds until the next `begin`."""
         self._declared_nothing = True
+
+    def close(self) -> None:
+        """Take no more: the construction has ended, well or not."""
+        self._closed = True
 
     @property
     def owned(self) -> list[Owned]:
@@ -117,15 +132,21 @@ class Custody:
     Attributes:
         acquisition: what the construction began, None without a preparation.
         resource: what it gave.
-        created_at: when the admission was reserved, for its frozen row.
         fence: the frozen fence, once it is due; every repeat sends this object.
+        fenced: True once it was acknowledged.
         error: why the admission failed, as text for the fence.
     """
 
     acquisition: Acquisition | None = None
     resource: Any = None
     fence: FenceAdmission | None = None
+    fenced: bool = False
     error: str | None = None
+
+    @property
+    def is_accounted_for(self) -> bool:
+        """True if everything that may have been begun has an owner, or nothing was."""
+        return self.acquisition is None or self.acquisition.is_accounted_for
 
     @property
     def owned(self) -> list[Owned]:

@@ -16,13 +16,13 @@ from spindel.errors import (
     CallbackNotExitedError,
     ConstructionOwnerUnavailableError,
     ForeignRoomError,
+    InvalidRecordError,
     NotHeldError,
     RecoveryInProgressError,
-    RoomOwnershipLostError,
     StaleRevisionError,
 )
 from spindel.runs._settlement import launch_facts, lease_facts
-from spindel.runs._states import HoldKind, LaunchKind, LaunchState, LeasePhase
+from spindel.runs._states import HoldKind, LaunchKind, LaunchState, LeasePhase, RoomState
 
 if TYPE_CHECKING:
     from spindel.ids import LaunchId, LeaseId, Revision, RunId
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["reconcile", "recover_launch"]
 
 
+@trio.lowlevel.enable_ki_protection
 async def reconcile(
     room: Room,
     run_id: RunId,
@@ -44,6 +45,8 @@ async def reconcile(
     action: Literal["retry", "acknowledge"],
 ) -> LeaseFacts:
     """See `spindel.operator.reconcile_settlement`."""
+    if action not in ("retry", "acknowledge"):
+        raise InvalidRecordError("action", f"{action!r} is neither 'retry' nor 'acknowledge'")
     await trio.lowlevel.checkpoint_if_cancelled()
     entry, hold = _claim(room, run_id, lease_id, phase, revision, action)
     if action == "acknowledge":
@@ -57,7 +60,7 @@ async def reconcile(
         error = launch.error
         if launch.state is LaunchState.RETURNED:
             room.holds.end(hold, "retry")
-        elif error is None or isinstance(error, RoomOwnershipLostError):
+        elif error is None or room.state is RoomState.LOST:
             room.holds.end(hold, "abandon")
         else:
             # Walking on may have passed steps, so the hold names the phase in which the lease stands now.
@@ -69,6 +72,7 @@ async def reconcile(
     return lease_facts(room, entry)
 
 
+@trio.lowlevel.enable_ki_protection
 async def recover_launch(room: Room, launch_id: LaunchId, revision: Revision) -> LaunchFacts:
     """See `spindel.operator.recover_launch`."""
     await trio.lowlevel.checkpoint_if_cancelled()

@@ -347,6 +347,8 @@ class Room:
         _log.error("room %r was taken over by a newer owner; its Runs are cancelled", self.name)
         request_cancel(self.family.leases.values(), "room-lost")
         self.family.seal()
+        # No recovery can be stored any more, so no hold may keep the block.
+        self.call_in_loop(self.holds.abandon)
         self._cancel_block()
 
     def interrupt(self, error: BaseException) -> None:

@@ -8,8 +8,10 @@ import trio
 
 from spindel.errors import AdmissionTokenError
 from spindel.runs._admission import leave, reserve
+from spindel.runs._frontier import reserving
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from spindel.ids import LeaseId, RunId
@@ -88,31 +90,32 @@ class AdmissionToken:
 class Reservation:
     """The block of `Run.reserve`: it reserves on entry, and its exit is the callback exit of the lease."""
 
-    __slots__ = ("_parent", "_run_id", "_token")
+    __slots__ = ("_block", "_parent", "_run_id", "_token")
 
     def __init__(self, parent: Entry, run_id: RunId | None) -> None:
         self._parent = parent
         self._run_id = run_id
         self._token: AdmissionToken | None = None
+        self._block: AbstractContextManager[None] | None = None
 
+    @trio.lowlevel.enable_ki_protection
     def __enter__(self) -> AdmissionToken:
-        task = trio.lowlevel.current_task()
+        if self._token is not None:
+            raise RuntimeError("a reservation is for one block; call reserve() again")
+        trio.lowlevel.current_task()  # a token binds a task, so without one nothing is reserved
         entry = reserve(self._parent.room, self._parent, self._run_id)
-        if entry.owner.blocks is None:
-            entry.owner.blocks = []
-        entry.owner.blocks.append(task)
-        entry.reserved_by = task
+        block = self._block = reserving(entry)
+        block.__enter__()
         token = self._token = AdmissionToken(entry)
         return token
 
+    @trio.lowlevel.enable_ki_protection
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        token = self._token
+        token, block = self._token, self._block
         assert token is not None, "left without having been entered"
-        entry = token._entry
+        assert block is not None, "entered with the token"
         token.expire()
-        blocks = entry.owner.blocks
-        assert blocks is not None
-        blocks.remove(token._task)
-        leave(entry)
+        block.__exit__(None, None, None)
+        leave(token._entry)

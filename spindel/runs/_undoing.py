@@ -52,10 +52,8 @@ async def undo_at_once(entry: Entry, phase: LeasePhase) -> BaseException | None:
     """
     custody = entry.custody or Custody()
     entry.custody = custody
-    acquisition = custody.acquisition
-    if acquisition is not None and not acquisition.is_accounted_for:
-        # Something may exist that nobody can take down; a fence would say more than anybody knows.
-        entry.phase = LeasePhase.PREPARING
+    if entry.phase is LeasePhase.PREPARING and not custody.is_accounted_for:
+        # Something may exist that nobody can take down, and no row was issued that would need a fence.
         return ConstructionOwnerUnavailableError(entry.lease_id)
     entry.phase = phase
     try:
@@ -80,8 +78,11 @@ async def undo(entry: Entry) -> None:
         entry.phase = LeasePhase.FENCING
     if entry.phase is LeasePhase.FENCING:
         await _fence(entry, custody)
+        custody.fenced = True
         entry.phase = LeasePhase.DISPOSING
     if entry.phase is LeasePhase.DISPOSING:
+        if not custody.is_accounted_for:
+            raise ConstructionOwnerUnavailableError(entry.lease_id)
         for owned in reversed(custody.owned):
             if not owned.discarded:
                 answer = await owned.dispose()

@@ -234,6 +234,39 @@ class TestWrite:
         assert children[0].outcome_nowait().value == 7
         assert (await row_of(faulty, run)).status is RunStatus.CANCELLED
 
+    async def test_no_cancellation_stops_a_write_that_is_repeated(
+        self, faulty: FaultyStore, spindel_clock: MockClock
+    ) -> None:
+        """R-30: between two attempts to store an outcome the Run's task can't be cancelled, and writes again."""
+        faulty.fail(of=FinishRun, fault=Fault.REFUSED, times=2)
+        children: list[Run[int]] = []
+
+        async def parent(run: Run[None]) -> None:
+            children.append(await run.start_child(give, 7))
+            await trio.sleep_forever()
+
+        with trio.CancelScope() as scope:
+            async with open_room(faulty, name="r") as room:
+                run = await room.start(parent)
+                # Nothing but the clock could go on then, and that stands still while somebody waits for this.
+                await wait_all_tasks_blocked()
+                attempts = len(faulty.written(FinishRun))
+                run.cancel()
+                room.cancel_all()
+                scope.cancel()
+                with trio.CancelScope(shield=True):
+                    await wait_all_tasks_blocked()
+                seen = (children[0].status, run.status, len(faulty.written(FinishRun)))
+
+        assert attempts == 1
+        assert seen == (RunStatus.RUNNING, RunStatus.CANCELLING, 1)
+        assert children[0].outcome_nowait().value == 7
+        assert [(await row_of(faulty, ended)).status for ended in (children[0], run)] == [
+            RunStatus.COMPLETED,
+            RunStatus.CANCELLED,
+        ]
+        assert room.held() == ()
+
     async def test_cancelling_a_waiter_ends_its_wait_only(self, store: Store) -> None:
         """R-30: a wait that is cancelled leaves the Run alone."""
         event = trio.Event()

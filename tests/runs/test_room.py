@@ -658,7 +658,20 @@ class TestReopening:
             page = await room.list_runs(status=RunStatus.RUNNING)
 
         assert page.runs == ()
-        assert len(store.written(AdoptOrphans)) == 3
+        assert [write.limit for write in store.written(AdoptOrphans)] == [500, 500, 500]
+
+    async def test_full_batches_of_orphans_take_no_write_more_than_they_are(self) -> None:
+        """R-88: n times 500 orphans are adopted by the room in n mutations, so 10,000 in 20."""
+        memory = MemoryStore()
+        async with memory.claim_room(RoomClaim("r", UUID(int=6), 1)) as epoch:
+            for number in range(1000):
+                await memory.write(orphan_of(epoch, number))
+        store = FaultyStore(memory)
+        async with open_room(store, name="r") as room:
+            page = await room.list_runs(status=RunStatus.RUNNING)
+
+        assert page.runs == ()
+        assert [write.limit for write in store.written(AdoptOrphans)] == [500, 500]
 
     async def test_a_look_at_the_orphans_that_fails_is_followed_by_a_write(self) -> None:
         """R-13: after a full batch a failed look proves nothing, so adoption goes on."""
