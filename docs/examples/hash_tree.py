@@ -216,7 +216,7 @@ def show(path: bytes) -> str:
 def check_places(top: bytes, out: bytes) -> bytes:
     """Refuse, before anything happens, what could not come out well; gives the file to write."""
     target = os.path.realpath(out)
-    if not stat.S_ISDIR(os.lstat(top).st_mode):
+    if not stat.S_ISDIR(os.lstat(os.fsdecode(top)).st_mode):
         raise NotADirectoryError(
             errno.ENOTDIR, "not a directory (a symlink to one needs a slash at its end)", show(top)
         )

@@ -107,10 +107,12 @@ class Report:
 
 
 def describe_error(error: BaseException) -> str:
-    """Name an error by class and message: of a group its first, of a Run that failed the reason why it did."""
+    """Name an error by class and message: of a group the first and how many more, of a Run the reason why it failed."""
+    more = 0
     while True:
         if isinstance(error, BaseExceptionGroup):
-            error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+            error, *others = _flatten(cast("BaseExceptionGroup[BaseException]", error))
+            more += len(others)
         elif isinstance(error, RunFailedError | RunCancelledError) and error.__cause__ is not None:
             error = error.__cause__
         else:
@@ -119,7 +121,8 @@ def describe_error(error: BaseException) -> str:
         message = str(error).encode("utf-8", "backslashreplace").decode()
     except Exception:  # noqa: BLE001  a broken __str__ of the user's class must not hide the class
         message = "its message can't be shown"
-    return f"{type(error).__qualname__}: {message}" if message else type(error).__qualname__
+    text = f"{type(error).__qualname__}: {message}" if message else type(error).__qualname__
+    return f"{text} (and {more} more)" if more else text
 
 
 def describe_traceback(error: BaseException) -> str:
@@ -132,6 +135,19 @@ def describe_held(held: HeldObligation) -> str:
     """Name something that is held."""
     what = f"launch {held.launch_id}" if held.launch_id is not None else f"lease {held.lease_id}"
     return f"run {held.run_id}, {what}, at {held.phase}: {printable(held.code)}"
+
+
+def _flatten(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    """Give the errors of a group and of the groups in it, in order."""
+    found: list[BaseException] = []
+    left: list[BaseException] = [group]
+    while left:
+        error = left.pop()
+        if isinstance(error, BaseExceptionGroup):
+            left.extend(reversed(cast("BaseExceptionGroup[BaseException]", error).exceptions))
+        else:
+            found.append(error)
+    return found
 
 
 def _own_part(entered: TracebackType | None) -> TracebackType | None:

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import trio
 
+from spindel.errors import InvalidRecordError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -52,6 +54,8 @@ async def run_process(
     grace_seconds: float,
 ) -> subprocess.CompletedProcess[bytes]:
     """See `Run.run_process`."""
+    if not command:
+        raise InvalidRecordError("command", "it is empty; give a program and its arguments")
     status = _Started()
     # One of its own: ending a process must not wait until somebody else's thread is back.
     limiter = trio.CapacityLimiter(1)

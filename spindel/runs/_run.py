@@ -243,6 +243,9 @@ class Run(Generic[T]):
     ) -> CompletedProcess[bytes]:
         """Run a process in a session of its own and wait until its whole group is gone.
 
+        Output that is kept is read until its end, so the call also waits for whoever else holds that pipe: a program
+        that left the group, as a daemon does, and still has it open.
+
         Cancellation: a checkpoint. The group gets SIGTERM and, after the grace, SIGKILL; then it is waited for.
 
         Args:
@@ -256,6 +259,7 @@ class Run(Generic[T]):
             grace_seconds: how long after SIGTERM the group is killed.
 
         Raises:
+            InvalidRecordError: the command is empty.
             subprocess.CalledProcessError: it failed, and `check` is true.
             OSError: it couldn't be started.
         """

@@ -51,6 +51,9 @@ async def no_data(run):
 async def fail(run):
     raise ValueError("no \\x1b[31mluck")
 
+async def fail_often(run):
+    raise ExceptionGroup("all", [ValueError("one"), ExceptionGroup("more", [KeyError("two"), KeyError("three")])])
+
 async def fail_below(run):
     child = await run.start_child(fail)
     await child.result()

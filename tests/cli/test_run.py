@@ -205,6 +205,13 @@ def test_a_read_only_database_can_be_read_and_not_run_in(spindel_as_user: Comman
     assert contents(spindel_as_user.folder) == before
 
 
+def test_of_several_errors_the_first_is_named_and_the_others_counted(spindel: CommandLine) -> None:
+    done = spindel("run", "--json", "program.py:fail_often")
+
+    assert done.value["error"] == "ValueError: one (and 2 more)"
+    assert "Error: ValueError: one (and 2 more)\n" in done.err
+
+
 @pytest.mark.parametrize("command", [["run", "program.py:nothing"], ["runs"], ["check"]], ids=lambda words: words[0])
 def test_an_empty_path_is_refused(spindel: CommandLine, command: list[str]) -> None:
     before = contents(spindel.folder)

@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from docs.examples import hash_tree
+from spindel.errors import RunFailedError
 from spindel.runs import Run, open_room
 from spindel.store import RunStatus
 
@@ -312,3 +313,10 @@ async def test_a_fault_in_one_folder_fails_the_whole_and_writes_nothing(
 
     assert outcome.status is RunStatus.FAILED
     assert not out.exists()
+
+
+async def test_a_tree_that_is_not_there_is_named(tmp_path: Path, out: Path) -> None:
+    with pytest.raises(RunFailedError) as failed:
+        await hash_into(os.fsencode(tmp_path / "absent"), os.fsencode(out))
+
+    assert str(failed.value.__cause__) == f"[Errno 2] No such file or directory: '{tmp_path / 'absent'}'"

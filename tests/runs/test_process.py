@@ -15,7 +15,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from spindel.clock import foreign_work
-from spindel.errors import RunFailedError
+from spindel.errors import InvalidRecordError, RunFailedError
 from spindel.runs import LaunchKind, LaunchState, Run, observe_settlement, open_room
 from spindel.store import RunStatus
 
@@ -321,3 +321,16 @@ async def test_wherever_it_is_cancelled_nothing_is_left(processes: Processes, sw
 
     assert await sweep(scenario) > 5
     assert ends == {"cancelled", "completed"}
+
+
+async def test_empty_command_is_refused() -> None:
+    async def main(run: Run[Any]) -> None:
+        await run.run_process([])
+
+    async with open_room(name="r") as room:
+        run = await room.start(main)
+        with pytest.raises(RunFailedError) as failed:
+            await run.result()
+
+    assert isinstance(failed.value.__cause__, InvalidRecordError)
+    assert str(failed.value.__cause__) == "command: it is empty; give a program and its arguments"
