@@ -15,6 +15,7 @@ from spindel.cli._exit import CommandError, ExitCode, refuse
 from spindel.cli._streams import echo, is_lost
 from spindel.cli._text import clip, describe_counts, describe_name, printable, seconds
 from spindel.errors import InvalidRecordError, SchemaError
+from spindel.ids import WitnessStage, witness_id
 from spindel.runs import open_reader
 from spindel.store import RunStatus
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["Listing", "print_runs"]
 
 _PAGE: Final = 100
+# Fences were never executed, and nobody knows whether an orphan's family returned.
+_NEVER_WITNESSED: Final = frozenset({"admission-failed", "orphaned"})
 _ERROR_CHARACTERS_MAX: Final = 100
 _COLORS: Final = {"running": "green", "waiting": "yellow", "failed": "red", "cancelled": "yellow"}
 
@@ -175,7 +178,25 @@ def _line(record: RunRecord) -> str:
         text += f"  {record.reason}"
     if record.error is not None:
         text += f"  {clip(printable(record.error), _ERROR_CHARACTERS_MAX)}"
+    if record.admission_disposal is not None:
+        text += f"  what was prepared: {record.admission_disposal}"
+    if record.status.terminal and record.reason not in _NEVER_WITNESSED and record.family_return_ack is None:
+        text += "  no witness"
     return text
+
+
+def _witnesses(record: RunRecord) -> dict[str, str]:
+    """Tell which witnesses a row has, and whether each is the one of that Run and stage."""
+    found = {
+        WitnessStage.FAMILY_RETURN: record.family_return_ack,
+        WitnessStage.CORE_CLEANUP: record.job_core_cleanup_ack,
+        WitnessStage.ADAPTER_CLEANUP: record.job_adapter_cleanup_ack,
+    }
+    return {
+        stage.value: "valid" if value == witness_id(stage, record.id) else "invalid"
+        for stage, value in found.items()
+        if value is not None
+    }
 
 
 def _facts(record: RunRecord) -> dict[str, Any]:
@@ -191,6 +212,8 @@ def _facts(record: RunRecord) -> dict[str, Any]:
         "error": record.error,
         "started_at": record.started_at,
         "ended_at": record.ended_at,
+        "witnesses": _witnesses(record),
+        "disposal": record.admission_disposal,
     }
 
 

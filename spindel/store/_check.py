@@ -93,6 +93,7 @@ class _Row(NamedTuple):
     trigger_id: str | None
     provenance: str
     family_version: int | None
+    job_version: int | None
     job_offer: str | None
     job_experiment: str | None
     created_at: int
@@ -114,12 +115,15 @@ class _Row(NamedTuple):
     parent_incarnation: str | None
     parent_status: str | None
     parent_reason: str | None
+    parent_ended_at: int | None
+    parent_witness: str | None
 
     @property
     def fence(self) -> bool:
         return self.status == RunStatus.FAILED and self.reason == "admission-failed"
 
 
+_REASONS_OF_FAILED: Final = frozenset({"admission-failed", "orphaned", "child-failed", "interrupted"})
 _OWN_COLUMNS: Final = _Row._fields[: _Row._fields.index("room_incarnation")]
 
 
@@ -159,6 +163,8 @@ def _times(row: _Row) -> str | None:
 def _outcome(row: _Row) -> str | None:
     if row.status == RunStatus.RUNNING and (row.reason is not None or row.error is not None):
         return "it is running and has a reason or an error"
+    if row.reason in _REASONS_OF_FAILED and row.status not in {RunStatus.FAILED, RunStatus.RUNNING}:
+        return f"it is {row.status} with the reason {row.reason}, which only a failed Run has"
     if row.ended_at is None and (row.job_result_state is not None or row.job_scorecard is not None):
         return "it has not ended and has a Job's result"
     if row.reason == "orphaned" and row.job_offer is not None and row.job_result_state != "unavailable":
@@ -199,9 +205,16 @@ def _witness_values(row: _Row) -> str | None:
 def _witness_order(row: _Row) -> str | None:
     if row.family_return_ack is not None and row.family_version is None:
         return "it has a family witness and no family version"
+    if row.family_return_ack is not None and row.job_version is None and not _returned(row):
+        return "it has a family witness although it never stored an end of its own"
     if row.job_adapter_cleanup_ack is not None and (row.job_core_cleanup_ack is None or row.ended_at is None):
         return "it has the adapter's witness without the core's, or before its end"
     return None
+
+
+def _returned(row: _Row) -> bool:
+    """True if the Run itself stored how it ended, as a plain one does in the write that brings the witness."""
+    return row.status != RunStatus.RUNNING and row.reason != "orphaned"
 
 
 def _fence(row: _Row) -> str | None:
@@ -242,6 +255,15 @@ def _outlived_parent(row: _Row) -> str | None:
     return None
 
 
+def _after_parent(row: _Row) -> str | None:
+    # A parent's end is dated after its family was joined, and a room's times never go backwards.
+    if row.parent_witness is None or row.parent_ended_at is None:
+        return None
+    if max(row.started_at, row.ended_at or 0) > row.parent_ended_at:
+        return f"it started or ended after its parent {row.parent_id}, whose witness says that its family had returned"
+    return None
+
+
 _RULES: Final[tuple[tuple[str, Callable[[_Row], str | None]], ...]] = (
     ("id-form", _ids),
     ("end-time", _end_time),
@@ -255,6 +277,7 @@ _RULES: Final[tuple[tuple[str, Callable[[_Row], str | None]], ...]] = (
     ("disposal", _disposal),
     ("parent", _parent),
     ("outlived-parent", _outlived_parent),
+    ("after-parent", _after_parent),
 )
 
 
@@ -415,8 +438,10 @@ class _Check:
     def _rows(self) -> Iterator[_Row]:
         there = {name for (name,) in self._connection.execute("SELECT name FROM pragma_table_info('runs')")}
         own = ", ".join(f"runs.{name}" if name in there else "NULL" for name in _OWN_COLUMNS)
+        witness = "parent.family_return_ack" if "family_return_ack" in there else "NULL"
+        of_parent = f"parent.room, parent.incarnation, parent.status, parent.reason, parent.ended_at, {witness}"
         rows = self._connection.execute(
-            f"SELECT {own}, rooms.incarnation, parent.room, parent.incarnation, parent.status, parent.reason "  # noqa: S608  our own names
+            f"SELECT {own}, rooms.incarnation, {of_parent} "  # noqa: S608  our own names
             "FROM runs LEFT JOIN rooms ON rooms.name = runs.room LEFT JOIN runs AS parent ON parent.id = runs.parent_id"
         )
         return map(_Row._make, rows)

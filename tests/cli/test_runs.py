@@ -8,12 +8,19 @@ import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
+import trio
 
+from spindel.errors import PreparationError
+from spindel.runs import Acquisition, Disposal, Preparation, Run, open_room
+from spindel.store import AdmitRun, FenceAdmission, SqliteStore
+from spindel.testing import FaultyStore
 from tests.cli.commands import CommandLine, contents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from spindel.ids import RunId
 
 pytestmark = pytest.mark.slow
 
@@ -136,3 +143,43 @@ def test_a_check_names_what_does_not_hold(grown: CommandLine, tmp_path: Path) ->
     assert "violation: " in done.out
     assert "violations: 1 rooms, 18 Runs" in done.out
     assert grown("check", "--json", "--db", damaged).value["ok"] is False
+
+
+def test_the_evidence_of_each_run_is_shown_cold(tmp_path: Path) -> None:
+    """R-84: witnesses, fences and disposals are in the file, so they are shown and verified without any process."""
+    line = CommandLine(tmp_path)
+    line("run", "--quiet", "program.py:grow")
+    admit = trio.run(fence_a_child, tmp_path / "spindel.db")
+    listed = {facts["run_id"]: facts for facts in line("runs", "--json", "--room", "other").value["runs"]}
+    fence = listed.pop(str(admit.id))
+
+    assert (fence["reason"], fence["disposal"], fence["witnesses"]) == ("admission-failed", "discarded", {})
+    assert [facts["witnesses"] for facts in listed.values()] == [{"family-return": "valid"}]
+    assert "what was prepared: discarded" in line("runs", "--room", "other").out
+    assert line("check").code == 0
+    line.close()
+
+
+async def fence_a_child(path: Path) -> AdmitRun:
+    """Leave a fenced admission, whose things are gone, in a room of the file."""
+
+    class Fails(Preparation[None]):
+        async def construct(self, run_id: RunId, acquisition: Acquisition) -> None:
+            async def dispose() -> Disposal:
+                return Disposal.DISCARDED
+
+            acquisition.begin("thing", dispose)
+            raise ValueError
+
+    async def child(run: Run[None]) -> None:
+        raise AssertionError
+
+    async def parent(run: Run[None]) -> None:
+        with pytest.raises(PreparationError):
+            await run.start_child(child, prepare=Fails())
+
+    async with FaultyStore(SqliteStore(path)) as store, open_room(store, name="other") as room:
+        await (await room.start(parent)).result()
+        (fence,) = store.written(FenceAdmission)
+    assert isinstance(fence, FenceAdmission)
+    return fence.admission

@@ -93,7 +93,7 @@ BREACHES: list[tuple[str, str, str]] = [
     ("completed", "end-time", "UPDATE runs SET status = 'cancelling' WHERE id = ?"),
     ("completed", "times", "UPDATE runs SET ended_at = started_at - 1 WHERE id = ?"),
     ("completed", "times", "UPDATE runs SET updated_at = started_at - 1 WHERE id = ?"),
-    ("waiting", "outcome", "UPDATE runs SET status = 'running' WHERE id = ?"),
+    ("waiting", "outcome", "UPDATE runs SET status = 'running', family_return_ack = NULL WHERE id = ?"),
     ("waiting", "outcome", "UPDATE runs SET job_result_state = 'accepted' WHERE id = ?"),
     ("job", "outcome", "UPDATE runs SET reason = 'orphaned' WHERE id = ?"),
     ("completed", "text-form", "UPDATE runs SET reason = 'Not A Reason' WHERE id = ?"),
@@ -111,9 +111,12 @@ BREACHES: list[tuple[str, str, str]] = [
     ("child", "parent", "UPDATE runs SET parent_id = '00000000-0000-4000-8000-000000000000' WHERE id = ?"),
     ("child", "parent", "UPDATE runs SET incarnation = '00000000-0000-4000-8000-000000000000' WHERE id = ?"),
     ("child", "parent", "UPDATE runs SET parent_id = (SELECT id FROM runs WHERE reason = 'admission-failed') WHERE id = ?"),
-    ("child", "outlived-parent", "UPDATE runs SET status = 'running', ended_at = NULL WHERE id = ?"),
+    ("child", "outlived-parent", "UPDATE runs SET status = 'running', ended_at = NULL, family_return_ack = NULL WHERE id = ?"),
+    ("child", "after-parent", "UPDATE runs SET ended_at = ended_at + 1000, updated_at = updated_at + 1000 WHERE id = ?"),
     ("completed", "cause", "UPDATE run_causes SET cause_id = run_id WHERE run_id = ?"),
-    ("cause", "cause", "UPDATE runs SET status = 'running', ended_at = NULL WHERE id = ?"),
+    ("cause", "cause", "UPDATE runs SET status = 'running', ended_at = NULL, family_return_ack = NULL WHERE id = ?"),
+    ("cause", "witness-order", "UPDATE runs SET status = 'failed', reason = 'orphaned' WHERE id = ?"),
+    ("completed", "outcome", "UPDATE runs SET reason = 'admission-failed' WHERE id = ?"),
     ("completed", "fence-executed", "UPDATE runs SET status = 'failed', reason = 'admission-failed' WHERE id = ?"),
 ]  # fmt: skip
 
