@@ -4,6 +4,7 @@ General layout, from the top; imports point down only:
 
 - `spindel.testing`: what a user's own tests need.
 - `spindel.cli`: the command `spindel`.
+- `spindel.control`: the operators' door of a running process.
 - `spindel.operator`: what only somebody with authority over a room may do.
 - `spindel.runs`: rooms, Runs, families, the worker pool. Most programs need nothing else.
 - `spindel.store`: durable facts, and what keeps them.

@@ -27,11 +27,13 @@ The tree::
     │   ├── NotConstructedError      a preparation refused before any effect
     │   ├── SchemaError              the file is newer, foreign or damaged
     │   ├── JobKeyConflictError      another Job lives under that key
-    │   └── JobNotFoundError         the room has no such Job
+    │   ├── JobNotFoundError         the room has no such Job
+    │   └── ControlRefusedError      the operators' door isn't there, or refused what was asked
     ├── UnknownOutcomeError          it may have happened; nobody may say that it did not
     │   ├── WriteUncertainError      a mutation may have been committed
     │   ├── AdmissionUncertainError  a child's first row may exist
-    │   └── CauseNotDurableError     a cause may not be stored
+    │   ├── CauseNotDurableError     a cause may not be stored
+    │   └── ControlLostError         the operators' door closed before it answered
     ├── OperatorError                somebody with authority must look
     │   ├── PreparationError         a construction failed; its cleanup is told
     │   ├── RoomCloseRefusedError    Runs or holds remain in the room
@@ -77,6 +79,8 @@ __all__ = [
     "CausalStoreRequiredError",
     "CauseNotDurableError",
     "ConstructionOwnerUnavailableError",
+    "ControlLostError",
+    "ControlRefusedError",
     "DuplicateRunError",
     "DurableRoomRequiredError",
     "FamilyCancelledError",
@@ -300,6 +304,19 @@ class JobNotFoundError(RefusedError):
         super().__init__(f"room {room!r} has no Job {job_id}; it may be a plain Run, or of another room")
 
 
+class ControlRefusedError(RefusedError):
+    """The operators' door can't be opened or reached there, or what was asked through it was refused.
+
+    Attributes:
+        code: of the door itself `bad-path`, `bad-folder`, `in-use`, `unreachable`, `other-user`, `bad-request`, `busy`
+            or `internal`; else the name of the error that refused, such as `stale-revision`.
+    """
+
+    def __init__(self, code: str, sentence: str) -> None:
+        self.code = code
+        super().__init__(sentence)
+
+
 class WriteRefusedError(RefusedError):
     """The store refused a mutation: nothing was committed, nothing will be.
 
@@ -496,6 +513,20 @@ class CauseNotDurableError(UnknownOutcomeError):
         self.cause_id = cause_id
         self.detail = detail
         super().__init__(f"run {run_id} could not show that its cause {cause_id} is stored: {detail}")
+
+
+class ControlLostError(UnknownOutcomeError):
+    """The operators' door closed before it answered; what was asked may have been done.
+
+    Attributes:
+        path: the socket.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(
+            f"{path} closed before it answered, so what was asked may have been done; look before you repeat it"
+        )
 
 
 class PreparationError(OperatorError, AdmissionError):

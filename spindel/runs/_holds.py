@@ -157,6 +157,10 @@ class Holds:
                 return hold
         return None
 
+    def present(self) -> tuple[Hold, ...]:
+        """Give all of them, for the operators' door."""
+        return tuple(self._holds.values())
+
     def facts(self) -> tuple[HeldObligation, ...]:
         """Tell all of them as facts."""
         return tuple(hold.facts() for hold in self._holds.values())
