@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from spindel.ids import RunId
     from spindel.runs import RoomReader
-    from spindel.store import RunRecord
+    from spindel.store import RoomRecord, RunRecord
 
-__all__ = ["Listing", "print_runs"]
+__all__ = ["Listing", "check_room", "local_time", "print_runs"]
 
 _PAGE: Final = 100
 # Fences were never executed, and nobody knows whether an orphan's family returned.
@@ -74,7 +74,7 @@ async def print_runs(listing: Listing) -> int:
     status = None if listing.status is None else RunStatus(listing.status)
     try:
         async with open_reader(listing.db, name=listing.room) as reader:
-            await _check_room(reader, listing)
+            await check_room(reader, listing.db)
             if listing.tree:
                 await _print_tree(reader, listing)
             else:
@@ -85,11 +85,17 @@ async def print_runs(listing: Listing) -> int:
     return ExitCode.FAILED if is_lost() else ExitCode.DONE
 
 
-async def _check_room(reader: RoomReader, listing: Listing) -> None:
-    names = [record.name for record in await reader.store.list_rooms()]
-    if listing.room not in names:
-        there = f"it has {', '.join(names)}" if names else "it has none"
-        raise CommandError(f"{listing.db} has no room {listing.room}; {there}.")
+async def check_room(reader: RoomReader, db: str) -> RoomRecord:
+    """Give the room's own row.
+
+    Raises:
+        CommandError: the file has no such room.
+    """
+    rooms = {record.name: record for record in await reader.store.list_rooms()}
+    if reader.name not in rooms:
+        there = f"it has {', '.join(rooms)}" if rooms else "it has none"
+        raise CommandError(f"{db} has no room {reader.name}; {there}.")
+    return rooms[reader.name]
 
 
 async def _read_rows(reader: RoomReader, status: RunStatus | None, take: Callable[[RunRecord], bool]) -> None:
@@ -113,7 +119,7 @@ async def _print_list(reader: RoomReader, listing: Listing, status: RunStatus | 
         if listing.as_json:
             facts.append(_facts(record))
         else:
-            echo(f"{_time(record.started_at)}  {record.id}  {_line(record)}")
+            echo(f"{local_time(record.started_at)}  {record.id}  {_line(record)}")
         return True
 
     await _read_rows(reader, status, take)
@@ -221,5 +227,6 @@ def _print_json(listing: Listing, facts: list[dict[str, Any]], *, more: bool) ->
     echo(msgspec.json.encode({"room": listing.room, "runs": facts, "more": more}).decode())
 
 
-def _time(micros: int) -> str:
+def local_time(micros: int) -> str:
+    """Write a stored time for people, in their own zone."""
     return datetime.fromtimestamp(micros // 1_000_000, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")

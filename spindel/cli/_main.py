@@ -11,6 +11,7 @@ import click
 
 from spindel.cli._check import check
 from spindel.cli._exit import ExitCode, code_of_signal
+from spindel.cli._operate import abandon, dump, held, job, jobs, recover
 from spindel.cli._run import run
 from spindel.cli._runs import runs
 from spindel.cli._streams import echo, flush_streams, is_lost, show_problem, tell_losses
@@ -60,9 +61,8 @@ def cli() -> None:
     """
 
 
-cli.add_command(run)
-cli.add_command(runs)
-cli.add_command(check)
+for _command in (run, runs, check, jobs, job, held, recover, abandon, dump):
+    cli.add_command(_command)
 
 
 def run_command_line(arguments: Sequence[str] | None) -> int:

@@ -34,6 +34,7 @@ class Report:
     Attributes:
         status: the stored one; `running` if the Run was given up.
         settled: whether all evidence of it was there when it had returned.
+        witnesses: which of `family`, `core` and `adapter` are in its row.
         runs: how many Runs of this opening, by stored status.
         value: what the function returned.
         error: what it raised, as known to this process, or what makes the outcome unknown.
@@ -45,6 +46,7 @@ class Report:
     status: str
     reason: str | None
     settled: bool
+    witnesses: Sequence[str]
     runs: Mapping[str, int]
     value: Any
     error: BaseException | None
@@ -76,6 +78,7 @@ class Report:
             "run_id": str(self.run_id),
             "status": self.status,
             "settled": self.settled,
+            "witnesses": list(self.witnesses),
             "runs": dict(sorted(self.runs.items())),
             **value,
             "error": None if self.error is None else describe_error(self.error),
@@ -91,6 +94,7 @@ class Report:
             f"{self.status}{reason}: {self.name}, {seconds(self.duration_seconds)}, {state}",
             f"run:   {self.run_id}",
             f"runs:  {describe_counts(self.runs)}",
+            f"witnesses: {', '.join(self.witnesses) or 'none'}",
         ]
         if self.value is not None:
             lines.append(f"value: {printable(_repr(self.value))}")
@@ -133,8 +137,12 @@ def describe_traceback(error: BaseException) -> str:
 
 def describe_held(held: HeldObligation) -> str:
     """Name something that is held."""
-    what = f"launch {held.launch_id}" if held.launch_id is not None else f"lease {held.lease_id}"
-    return f"run {held.run_id}, {what}, at {held.phase}: {printable(held.code)}"
+    what = ""
+    if held.launch_id is not None:
+        what = f", launch {held.launch_id}"
+    elif held.lease_id is not None:
+        what = f", lease {held.lease_id}"
+    return f"run {held.run_id}{what}, at {held.phase}: {printable(held.code)}"
 
 
 def _flatten(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

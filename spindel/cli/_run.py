@@ -32,6 +32,7 @@ _DEFAULT_DB = "spindel.db"
 @click.option("--db", metavar="FILE", help=f"The room's file; {_DEFAULT_DB} here by default. It is made if needed.")
 @click.option("--memory", is_flag=True, help="Keep nothing after the process.")
 @click.option("--room", metavar="NAME", default="main", show_default=True, help="The room in the file.")
+@click.option("--control", metavar="PATH", help="Serve the operators' door there, a socket; see spindel held.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on standard output, all else on the other."
 )
@@ -43,6 +44,7 @@ def run(
     db: str | None,
     memory: bool,
     room: str,
+    control: str | None,
     as_json: bool,
     quiet: bool,
     traceback: bool,
@@ -53,7 +55,9 @@ def run(
     arguments that begin with a dash.
 
     The first SIGINT or SIGTERM asks every Run to stop and waits for it. A second one gives up what is held, on record;
-    a third leaves at once.
+    a third leaves at once. SIGUSR1 prints where every task and thread is.
+
+    It runs as a Job: async functions before_finish(outcome) and on_settled(outcome) beside TARGET are its cleanup.
 
     Exit codes: 0 completed, 1 failed, 2 nothing was begun, 3 held or unknown, 130 and 143 cancelled by a signal.
     """
@@ -66,7 +70,7 @@ def run(
     problem: BaseException | None = None
     try:
         with _stdout_for_one_object() if as_json else nullcontext():
-            report, problem = _run_target(target, arguments, store, room, quiet, signals)
+            report, problem = _run_target(target, arguments, store, room, control, quiet, signals)
     except KeyboardInterrupt:
         if signals.first is None:  # the import raised it, not a signal
             raise
@@ -83,17 +87,25 @@ def run(
 
 
 def _run_target(
-    target: str, arguments: tuple[str, ...], store: str | None, room: str, quiet: bool, signals: Signals
+    target: str,
+    arguments: tuple[str, ...],
+    store: str | None,
+    room: str,
+    control: str | None,
+    quiet: bool,
+    signals: Signals,
 ) -> tuple[Report | None, BaseException | None]:
     try:
-        function = load_target(target)
-        check_arguments(function, target, arguments)
+        loaded = load_target(target)
+        check_arguments(loaded.function, target, arguments)
         import trio
 
         from spindel.cli._session import Request, Session
     finally:
         signals.loaded()
-    request = Request(function=function, target=target, arguments=arguments, store=store, room=room, quiet=quiet)
+    request = Request(
+        target=loaded, name=target, arguments=arguments, store=store, room=room, quiet=quiet, control=control
+    )
     return trio.run(Session(request, signals).run)
 
 

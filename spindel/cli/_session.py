@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import signal
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final, cast
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import trio
 from attrs import frozen
 
 from spindel.cli._display import Display, PlainDisplay, log_to
 from spindel.cli._report import Report, describe_error, describe_held
-from spindel.cli._text import describe_name, printable
+from spindel.cli._text import describe_name, printable, printable_lines
+from spindel.control import describe_dump, open_control, take_dump
 from spindel.errors import OutcomeError
+from spindel.jobs import start_job
 from spindel.operator import abandon_held
-from spindel.runs import observe_settlement, open_room
+from spindel.runs import WitnessFact, observe_settlement, open_room
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from spindel.cli._signals import Signals
-    from spindel.cli._target import Function
-    from spindel.runs import HeldObligation, Room, Run
+    from spindel.cli._target import Target
+    from spindel.runs import HeldObligation, Outcome, Room, Run, SettlementReport
+
+    _Callback: TypeAlias = Callable[[Outcome[Any]], Awaitable[None]] | None
 
 __all__ = ["Request", "Session"]
 
@@ -40,14 +46,16 @@ class Request:
     Attributes:
         target: how the user wrote it.
         store: the path of a database, None for memory.
+        control: where the operators' door is to be, None for none.
     """
 
-    function: Function
-    target: str
+    target: Target
+    name: str
     arguments: tuple[str, ...]
     store: str | None
     room: str
     quiet: bool
+    control: str | None
 
 
 class Session:
@@ -71,6 +79,7 @@ class Session:
         send, receive = trio.open_memory_channel[int](math.inf)
         token = trio.lowlevel.current_trio_token()
         self._signals.listen(lambda number: token.run_sync_soon(send.send_nowait, number))
+        self._signals.dump_by(lambda: self._dump(token))
         self._display = _choose_display(quiet=self._request.quiet)
         handler = log_to(self._display, quiet=self._request.quiet)
         logger = logging.getLogger("spindel")
@@ -99,7 +108,12 @@ class Session:
                         nursery.start_soon(self._follow, room, ready)
                         await ready.wait()
                         if self._signals.first is None:
-                            await self._run_root(room)
+                            nursery.start_soon(self._tell_holds, room)
+                            # Its end waits for all that lives, so that whatever is held can be recovered through it.
+                            async with (
+                                nullcontext() if request.control is None else open_control(room, request.control)
+                            ):
+                                await self._run_root(room)
         except (Exception, KeyboardInterrupt, SystemExit) as problem:  # noqa: BLE001  told by the command
             return problem
         return None
@@ -116,10 +130,19 @@ class Session:
     async def _run_root(self, room: Room) -> None:
         request = self._request
         began = trio.current_time()
-        name = printable(request.target)
-        kind = printable(getattr(request.function, "__name__", "main"))
-        function = cast("Callable[[Run[Any], *tuple[str, ...]], Awaitable[Any]]", request.function)
-        run = await room.start(function, *request.arguments, kind=kind, provenance={"name": name})
+        name = printable(request.name)
+        kind = printable(getattr(request.target.function, "__name__", "main"))
+        function = cast("Callable[[Run[Any], *tuple[str, ...]], Awaitable[Any]]", request.target.function)
+        job = await start_job(
+            room,
+            function,
+            *request.arguments,
+            before_finish=cast("_Callback", request.target.before_finish),
+            on_settled=cast("_Callback", request.target.on_settled),
+            kind=kind,
+            provenance={"name": name},
+        )
+        run = job.run
         place = "memory" if request.store is None else printable(request.store)
         self._display.say(f"run {run.id} of {name} in room {room.name} of {place}")
         error: BaseException | None = None
@@ -142,12 +165,31 @@ class Session:
             status=status,
             reason=reason,
             settled=settlement.settled,
+            witnesses=_witnesses(settlement),
             runs=await _count_runs(room, 0 if record is None else record.started_at),
             value=value,
             error=error,
             held=(*self._abandoned, *room.held()),
             duration_seconds=duration,
         )
+
+    async def _tell_holds(self, room: Room) -> None:
+        """Say what an operator can do, as long as something is held; what that is stands in the log."""
+        while True:
+            changed = room.holds.changed
+            held = room.held()
+            if not held:
+                await changed.wait()
+                continue
+            for obligation in held:
+                self._display.say(f"held: {describe_held(obligation)}")
+            control = self._request.control
+            self._display.say(
+                "  recover it: spindel held --control " + printable(control)
+                if control is not None
+                else "  it can only be given up, by a second signal: without --control nobody can reach it"
+            )
+            await changed.wait()
 
     # -- signals ----------------------------------------------------------------------------------------------------
 
@@ -160,6 +202,24 @@ class Session:
             else:
                 self._give_up(name)
             first = False
+
+    def _dump(self, token: trio.lowlevel.TrioToken) -> None:
+        """Tell where everything is. Called in a signal's handler, between any two steps of the program."""
+        room = self._room
+        if room is None:
+            raise RuntimeError("no room yet")
+        text = printable_lines(describe_dump(take_dump(room)))
+        try:
+            trio.lowlevel.current_task()
+        except RuntimeError:
+            # All tasks wait, so the loop is free to write without tearing the tree that is drawn there.
+            token.run_sync_soon(self._display.warn, text)
+            return
+        # Something runs, perhaps for ever, and perhaps inside a write: straight to the descriptor.
+        rest = memoryview(f"{text}\n".encode())
+        with suppress(OSError):
+            while rest:
+                rest = rest[os.write(sys.stderr.fileno(), rest) :]
 
     def _cancel(self, name: str) -> None:
         if self._room is None:
@@ -196,6 +256,12 @@ def _choose_display(*, quiet: bool) -> Display:
 
         return LiveDisplay()
     return PlainDisplay()
+
+
+def _witnesses(report: SettlementReport) -> tuple[str, ...]:
+    """Name the witnesses that are there."""
+    facts = {"family": report.family, "core": report.core, "adapter": report.adapter}
+    return tuple(name for name, fact in facts.items() if fact is WitnessFact.VALID)
 
 
 async def _count_runs(room: Room, since: int) -> dict[str, int]:

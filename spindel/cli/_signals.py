@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM of `spindel run`, from before its function is loaded until the process has ended.
+"""SIGINT, SIGTERM and SIGUSR1 of `spindel run`, from before its function is loaded until the process has ended.
 
 The first two are for the loop; the third leaves at once. It is counted in the handler itself and not in a task: a
 function that blocks the loop is exactly what a third signal is for.
@@ -9,11 +9,14 @@ function that blocks the loop is exactly what a third signal is for.
 | starting | waits until the loop listens |
 | listening | goes to the loop |
 | over | nothing: the outcome stands |
+
+SIGUSR1 asks where everything is, which is told from the handler itself for the same reason.
 """
 
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import os
 import signal
 from typing import TYPE_CHECKING, Final
@@ -43,11 +46,13 @@ class Signals:
         self._over = False
         self._pending: list[int] = []
         self._listener: Callable[[int], None] | None = None
+        self._dump: Callable[[], None] | None = None
 
     def install(self) -> None:
         """Take the signals over."""
         for number in _NUMBERS:
             signal.signal(number, self._handle)
+        signal.signal(signal.SIGUSR1, self._tell)
         # While the interpreter is taken down it gives signals their old meaning back. By then nothing is left to be
         # interrupted, and a late signal must not turn a stored outcome into another exit code.
         atexit.register(_ignore)
@@ -63,10 +68,27 @@ class Signals:
         for number in pending:
             listener(number)
 
+    def dump_by(self, dump: Callable[[], None]) -> None:
+        """Say what tells where everything is. It is called in the handler."""
+        self._dump = dump
+
     def end(self) -> None:
         """Hand nothing on any more."""
         self._over = True
         self._listener = None
+        self._dump = None
+
+    def _tell(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  what the system calls
+        if self._over:
+            return
+        try:
+            if self._dump is not None:
+                self._dump()
+                return
+        except Exception:  # noqa: BLE001  whoever asks gets the threads at least, and what was interrupted goes on
+            self._dump = None
+        # Nothing lives yet; but an import may hang.
+        faulthandler.dump_traceback(file=_STDERR, all_threads=True)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  what the system calls
         self._count += 1
@@ -92,5 +114,5 @@ class Signals:
 
 
 def _ignore() -> None:
-    for number in _NUMBERS:
+    for number in (*_NUMBERS, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)

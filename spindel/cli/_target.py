@@ -1,4 +1,4 @@
-"""From `package.module:function` or `path/file.py:function` to the function, before anything is opened."""
+"""From `package.module:function` or `path/file.py:function` to what is run, before anything is opened."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import inspect
 import sys
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from spindel.cli._exit import CommandError
 
@@ -19,14 +19,27 @@ if TYPE_CHECKING:
     # What it is called with is checked here; what it returns is the user's.
     Function: TypeAlias = Callable[..., Awaitable[Any]]
 
-__all__ = ["check_arguments", "load_target"]
+__all__ = ["Target", "check_arguments", "load_target"]
 
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_CALLBACKS: Final = ("before_finish", "on_settled")
 _FORM: Final = "write package.module:function or path/file.py:function"
 
 
-def load_target(target: str) -> Function:
-    """Import the target and give its function.
+class Target(NamedTuple):
+    """What is to be run.
+
+    Attributes:
+        before_finish, on_settled: the functions of these names beside it, or None.
+    """
+
+    function: Function
+    before_finish: Function | None = None
+    on_settled: Function | None = None
+
+
+def load_target(target: str) -> Target:
+    """Import the target and give its function, with the cleanup that stands beside it.
 
     Raises:
         CommandError: there is no such thing, or it is no async function.
@@ -36,7 +49,8 @@ def load_target(target: str) -> Function:
         raise CommandError(f"{target!r} names no function; {_FORM}.")
     is_file = place.endswith(".py") or "/" in place
     module = _import(place, _import_file if is_file else _import_module)
-    return _find_function(module, place, name)
+    function = _find_function(module, place, name)
+    return Target(function, *(_find_callback(module, place, beside, function) for beside in _CALLBACKS))
 
 
 def check_arguments(function: Function, target: str, arguments: Sequence[str]) -> None:
@@ -127,7 +141,7 @@ def _find_function(module: ModuleType, place: str, name: str) -> Function:
     if found is None:
         near = get_close_matches(name, [known for known in vars(module) if callable(vars(module)[known])], 1)
         raise CommandError(f"{place} has no function {name}{f'; did you mean {near[0]}?' if near else '.'}")
-    if not inspect.iscoroutinefunction(found) and not inspect.iscoroutinefunction(getattr(found, "__call__", None)):  # noqa: B004  the method is what is looked at
+    if not _is_async(found):
         what = (
             "an async generator"
             if inspect.isasyncgenfunction(found)
@@ -138,3 +152,30 @@ def _find_function(module: ModuleType, place: str, name: str) -> Function:
         raise CommandError(f"{place}:{name} is {what}; write async def {name}(run, *args).")
     function: Function = found
     return function
+
+
+def _find_callback(module: ModuleType, place: str, name: str, target: Function) -> Function | None:
+    """Give the cleanup of that name in the target's module, None if there is none."""
+    found: Any = getattr(module, name, None)
+    if found is None or found is target:
+        return None
+    if not _is_async(found) or not _takes_one(found):
+        raise CommandError(
+            f"{place} has a {name} that can't clean up after its Run; write async def {name}(outcome), or rename it."
+        )
+    callback: Function = found
+    return callback
+
+
+def _is_async(found: Any) -> bool:
+    return inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(getattr(found, "__call__", None))  # noqa: B004  the method is what is looked at
+
+
+def _takes_one(function: Any) -> bool:
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # something compiled that doesn't tell
+        return True
+    return True

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["clip", "describe_counts", "describe_name", "printable", "seconds"]
+__all__ = ["clip", "describe_counts", "describe_name", "printable", "printable_lines", "seconds"]
 
 _ORDER: Final = ("running", "cancelling", "waiting", "completed", "failed", "cancelled")
 
@@ -19,6 +19,11 @@ def printable(text: str) -> str:
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in text
     )
+
+
+def printable_lines(text: str) -> str:
+    """Escape as `printable` does, but keep the lines."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def clip(text: str, characters_max: int) -> str:

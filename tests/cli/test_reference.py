@@ -14,12 +14,18 @@ from tests.cli.commands import ROOT
 PAGE = (ROOT / "docs" / "reference" / "command-line.md").read_text()
 
 
+def commands_of(command: click.Command) -> list[click.Command]:
+    """Give a command, or a group's own ones: they share its section."""
+    return list(command.commands.values()) if isinstance(command, click.Group) else [command]
+
+
 @pytest.mark.parametrize("name", sorted(cli.commands))
 def test_every_option_stands_in_the_section_of_its_command(name: str) -> None:
     section = PAGE.partition(f"\n## spindel {name}\n")[2].partition("\n## ")[0]
     options = {
         option
-        for parameter in cli.commands[name].params
+        for command in commands_of(cli.commands[name])
+        for parameter in command.params
         if isinstance(parameter, click.Option)
         for option in parameter.opts
     }

@@ -47,7 +47,7 @@ def test_json_is_one_object_and_all_else_is_on_standard_error(spindel: CommandLi
     done = spindel("run", "--json", "--memory", "program.py:echo", "word")
 
     value = done.value
-    assert set(value) == {"run_id", "status", "settled", "runs", "value", "error", "duration_seconds"}
+    assert set(value) == {"run_id", "status", "settled", "witnesses", "runs", "value", "error", "duration_seconds"}
     assert value["status"] == "completed"
     assert value["settled"] is True
     assert value["runs"] == {"completed": 1}

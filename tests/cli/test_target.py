@@ -49,11 +49,11 @@ def refusal(action: Callable[..., object], *args: object) -> str:
     "target", ["program.py:echo", "./program.py:echo", "program:echo", "package.inner:main", "beside.py:main"]
 )
 def test_a_file_or_a_module_gives_its_function(target: str) -> None:
-    assert load_target(target).__name__ == target.rpartition(":")[2]
+    assert load_target(target).function.__name__ == target.rpartition(":")[2]
 
 
 def test_a_file_that_is_named_like_a_loaded_module_leaves_that_module_alone() -> None:
-    assert load_target("json.py:main").__name__ == "main"
+    assert load_target("json.py:main").function.__name__ == "main"
     assert sys.modules["json"] is json
 
 

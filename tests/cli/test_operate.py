@@ -1,0 +1,259 @@
+"""The operators' commands, from a second process that asks a running `spindel run`, and cold from its file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cli.commands import Command, CommandLine
+
+pytestmark = pytest.mark.slow
+
+SERVICE = """
+import os
+import trio
+
+async def main(run):
+    return 5
+
+async def before_finish(outcome):
+    print("before", outcome.status, flush=True)
+
+async def on_settled(outcome):
+    if not os.path.exists("mended"):
+        raise OSError("a secret of the adapter")
+    print("retired", flush=True)
+"""
+CONNECT = """
+socket(S, PF_UNIX, SOCK_STREAM, 0) or die;
+connect(S, sockaddr_un($ARGV[0])) or do { print "connect: $!\\n"; exit 1 };
+print scalar <S>;
+"""
+
+
+@pytest.fixture
+def held(spindel: CommandLine) -> Command:
+    """A `spindel run` whose adapter is held, with its door at `door`."""
+    (spindel.folder / "service.py").write_text(SERVICE)
+    command = spindel.start("run", "--json", "--control", "door", "service.py:main")
+    command.err.wait_line("  recover it: spindel held --control door")
+    return command
+
+
+def the_hold(spindel: CommandLine) -> dict[str, Any]:
+    (hold,) = spindel("held", "--json", "--control", "door").value["held"]
+    assert isinstance(hold, dict)
+    return hold
+
+
+def recover(spindel: CommandLine, hold: dict[str, Any], *how: str) -> Any:
+    place = ("--stage", hold["stage"], "--revision", hold["revision"], "--control", "door")
+    return spindel("recover", hold["run_id"], *place, *how)
+
+
+def test_a_second_process_recovers_a_held_adapter(spindel: CommandLine, held: Command) -> None:
+    hold = the_hold(spindel)
+    listed = spindel("held", "--control", "door")
+    again = recover(spindel, hold, "--retry")
+    stale = recover(spindel, hold, "--retry")
+    (spindel.folder / "mended").touch()
+    done = recover(spindel, the_hold(spindel), "--retry")
+    ended = held.finish()
+
+    assert (hold["what"], hold["stage"], hold["code"]) == ("stage", "adapter", "OSError")
+    assert listed.code == 3
+    assert f"--stage adapter --revision {hold['revision']}" in listed.out
+    assert (again.code, stale.code, done.code) == (3, 3, 0)
+    assert "stage adapter failed again" in again.err
+    assert "has changed since it was read" in stale.err
+    assert ended.code == 0
+    assert ended.value["witnesses"] == ["family", "core", "adapter"]
+    assert ended.value["settled"] is True
+    assert ended.err.count("before completed") == 1
+    assert ended.err.count("retired") == 1
+    assert "secret" not in ended.err + listed.out + again.err + again.out
+    assert not (spindel.folder / "door").exists()
+    assert spindel("check").code == 0
+
+
+def test_jobs_are_listed_shown_waited_for_and_cancelled(spindel: CommandLine, held: Command) -> None:
+    job_id = the_hold(spindel)["run_id"]
+    listed = spindel("jobs", "--control", "door")
+    shown = spindel("job", "show", job_id, "--control", "door")
+    waited = spindel("job", "wait", job_id, "--control", "door", "--json")
+    cancelled = spindel("job", "cancel", job_id, "--control", "door", "--json")
+    absent = spindel("job", "show", "00000000-0000-0000-0000-000000000007", "--control", "door")
+    given_up = spindel("abandon", "--control", "door")
+    ended = held.finish()
+
+    assert (listed.code, shown.code, waited.code, cancelled.code, absent.code) == (0, 0, 3, 0, 2)
+    assert f"{job_id}  completed  main  held at adapter" in listed.out
+    assert "witnesses: family valid, core valid, adapter absent" in shown.out
+    assert waited.value["cleanup_stage"] == "adapter"
+    assert cancelled.value["status"] == "completed"
+    assert "has no Job" in absent.err
+    assert (given_up.code, given_up.out.splitlines()[-1]) == (0, "1 given up")
+    assert ended.code == 3
+
+
+def test_a_file_is_read_and_refuses_to_act(spindel: CommandLine, held: Command) -> None:
+    hold = the_hold(spindel)
+    job_id = hold["run_id"]
+    listed = spindel("jobs")
+    shown = spindel("job", "show", job_id, "--json")
+    unacknowledged = spindel("held", "--json")
+    acting = [
+        spindel("recover", job_id, "--stage", "adapter", "--revision", hold["revision"], "--retry"),
+        spindel("job", "wait", job_id),
+        spindel("job", "cancel", job_id),
+        spindel("abandon"),
+        spindel("dump"),
+    ]
+    recover(spindel, hold, "--acknowledge")
+    held.finish()
+    afterwards = spindel("abandon")
+
+    assert (listed.code, shown.code, unacknowledged.code) == (0, 0, 3)
+    assert "not known to be settled" in listed.out
+    assert (shown.value["settlement"]["adapter"], shown.value["settlement"]["owner"]) == ("absent", "unknown")
+    assert [job["missing"] for job in unacknowledged.value["unacknowledged"]] == ["adapter witness"]
+    for done in acting:
+        assert done.code == 3
+        assert f"is recorded as process {held.process.pid} on" in done.err
+        assert "Traceback" not in done.err
+    assert afterwards.code == 3
+    assert "no process has room main" in afterwards.err
+    assert spindel("held").code == 0
+    assert spindel("held", "--db", "absent.db").code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["held", "--control", "absent"], 3, "absent can't be reached"),
+        (["held", "--control", "x" * 200], 2, "has 200 bytes"),
+        (["held", "--control", "x", "--db", "y"], 2, "give one of them"),
+        (["recover", "x", "--stage", "core", "--revision", "y", "--retry"], 2, "'y' is not a valid UUID"),
+    ],
+)
+def test_what_can_not_be_asked_is_one_sentence(
+    spindel: CommandLine, arguments: list[str], code: int, sentence: str
+) -> None:
+    done = spindel(*arguments)
+
+    assert done.code == code
+    assert sentence in done.err
+    assert "Traceback" not in done.err
+
+
+def test_recovering_needs_to_be_told_how(spindel: CommandLine) -> None:
+    some = "00000000-0000-0000-0000-000000000007"
+    done = spindel("recover", some, "--stage", "core", "--revision", some, "--control", "door")
+
+    assert done.code == 2
+    assert "--retry repeats the step" in done.err
+
+
+def test_a_path_where_no_door_can_be_begins_nothing(spindel: CommandLine) -> None:
+    done = spindel("run", "--control", "program.py", "program.py:echo")
+
+    assert done.code == 2
+    assert "program.py is there and is no socket" in done.err
+    assert "printed by the program" not in done.out
+
+
+def test_a_dump_and_its_signal_show_where_everything_is(spindel: CommandLine) -> None:
+    command = spindel.start("run", "--control", "door", "program.py:sleep")
+    command.out.wait_line("ready")
+    dumped = spindel("dump", "--control", "door")
+    as_json = spindel("dump", "--control", "door", "--json")
+    command.process.send_signal(signal.SIGUSR1)
+    command.err.wait_line("threads:")
+    command.process.send_signal(signal.SIGTERM)
+    ended = command.finish()
+
+    assert dumped.code == 0
+    assert "program.py:" in dumped.out
+    assert "    task program.sleep" in dumped.out
+    assert as_json.value["runs"][0]["stage"] == "work"
+    assert "    task program.sleep" in ended.err
+    assert ended.code == 143
+
+
+def test_the_signal_tells_where_a_blocked_loop_is(spindel: CommandLine) -> None:
+    command = spindel.start("run", "--memory", "program.py:block")
+    command.out.wait_line("ready")
+    command.process.send_signal(signal.SIGUSR1)
+    line = command.err.wait_line("    thread MainThread")
+    inside = command.err.wait_line("        /") if "program.py" not in line else line
+    while "program.py" not in inside:
+        inside = command.err.wait_line("        /")
+    command.process.kill()
+
+    assert " in block" in inside
+
+
+def test_the_signal_during_an_import_tells_the_threads(spindel: CommandLine) -> None:
+    (spindel.folder / "hangs.py").write_text(
+        "import threading\nprint('ready', flush=True)\nthreading.Event().wait()\nasync def main(run): ...\n"
+    )
+    command = spindel.start("run", "hangs.py:main")
+    command.out.wait_line("ready")
+    command.process.send_signal(signal.SIGUSR1)
+    command.err.wait_line("Current thread")
+    command.process.send_signal(signal.SIGTERM)
+
+    assert "hangs.py" in command.finish().err
+
+
+def connect_as_nobody(path: Path) -> str:
+    user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    done = subprocess.run(
+        [*user, "perl", "-MSocket", "-e", CONNECT, str(path)], check=False, capture_output=True, text=True
+    )
+    return done.stdout + done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_another_user_is_refused_by_the_mode_and_by_the_door(
+    spindel_as_user: CommandLine, spindel: CommandLine
+) -> None:
+    if shutil.which("setpriv") is None or shutil.which("perl") is None:
+        pytest.skip("needs setpriv and perl to connect as another user")
+    path = spindel_as_user.folder / "door"  # in a folder that others may enter
+    command = spindel.start("run", "--memory", "--control", path, "program.py:sleep")
+    command.out.wait_line("ready")
+    by_mode = connect_as_nobody(path)
+    path.chmod(0o666)
+    by_door = connect_as_nobody(path)
+    command.process.send_signal(signal.SIGTERM)
+    command.finish()
+
+    assert by_mode == "connect: Permission denied\n"
+    assert '"code":"other-user"' in by_door
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("def before_finish(outcome): ...", "has a before_finish that can't clean up"),
+        ("async def on_settled(): ...", "has a on_settled that can't clean up"),
+    ],
+)
+def test_cleanup_that_can_not_be_called_is_told_before_anything_is_opened(
+    spindel: CommandLine, text: str, sentence: str
+) -> None:
+    (spindel.folder / "wrong.py").write_text(f"async def main(run): ...\n{text}\n")
+    done = spindel("run", "wrong.py:main")
+
+    assert done.code == 2
+    assert sentence in done.err
+    assert not (spindel.folder / "spindel.db").exists()
