@@ -7,6 +7,7 @@ twice, nothing was disposed before its fence, and no witness is there without it
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from spindel.store import RunRecord, Store
 
 
+WRITES = (AdmitRun, FenceAdmission, FinishRun, RecordDisposal)
+
+
 class Ledger:
     """Everything that happened outside the store, in order."""
 
@@ -59,6 +63,7 @@ class Place(Preparation[str]):
 
     ledger: Ledger
     store: FaultyStore
+    fails: bool = False
 
     async def construct(self, run_id: RunId, acquisition: Acquisition) -> str:
         self.ledger.note("construct", run_id)
@@ -77,6 +82,8 @@ class Place(Preparation[str]):
 
         acquisition.begin("place", dispose)
         await trio.lowlevel.checkpoint()
+        if self.fails:
+            raise ConnectionError("no place is free")
         return "place"
 
 
@@ -95,14 +102,14 @@ async def branch(run: Run[Any], ledger: Ledger, store: FaultyStore, depth: int) 
         await trio.lowlevel.checkpoint()
 
     run.start_soon(trio.lowlevel.checkpoint)
-    try:
+    # Refused, failed or uncertain: the family answers for it, and the parent goes on.
+    with suppress(AdmissionError):
+        await run.start_child(leaf, ledger, prepare=Place(ledger, store, fails=True))
+    with suppress(AdmissionError):
         if depth:
             await run.start_child(branch, ledger, store, depth - 1, prepare=Place(ledger, store), publish=publish)
         children: list[Child[Any]] = [Child.of(leaf, ledger, prepare=Place(ledger, store)), Child.of(leaf, ledger)]
         await run.start_children(children)
-    except AdmissionError:
-        # Refused, failed or uncertain: the family answers for it, the parent goes on.
-        await trio.lowlevel.checkpoint()
     assert current_run() is run
 
 
@@ -186,6 +193,7 @@ async def test_every_write_may_fail(
 ) -> None:
     """R-51, R-59, R-61, R-78: with each write failed in turn, in each way, the program ends clean or held by name."""
     retries = attempts = 0
+    met: Counter[str] = Counter()
     number = 0
     while True:
         number += 1
@@ -193,7 +201,7 @@ async def test_every_write_may_fail(
         async with FaultyStore(stores(tmp_path)[kind]()) as store:
             # Opening the room is another matter: the fault falls on what the program itself writes.
             async with open_room(store, name="main") as room:
-                plan = store.fail(number, fault, of=(AdmitRun, FenceAdmission, FinishRun, RecordDisposal))
+                plan = store.fail(number, fault, of=WRITES)
                 try:
                     root = await room.start(branch, ledger, store, 2)
                 except AdmissionError:
@@ -202,26 +210,30 @@ async def test_every_write_may_fail(
                     retries += await settle(room, root)
                 assert room.held() == ()
             await check_all(store, ledger)
+        met.update(type(mutation).__name__ for mutation in plan.met)
         if not plan.fired:
             break
         attempts += 1
 
-    assert attempts >= 18, "nine Runs make two writes each"
-    assert retries == 0 if fault is not Fault.BEFORE else retries > 0
+    assert attempts >= 24, "nine Runs and three failed admissions make two writes each"
+    assert set(met) == {kind.__name__ for kind in WRITES}
+    assert retries > 0
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
 @pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.LOST_REPLY])
-async def test_every_pair_of_neighbouring_writes_may_fail(fault: Fault, spindel_clock: trio.testing.MockClock) -> None:
+async def test_every_pair_of_neighbouring_writes_may_fail(
+    kind: str, fault: Fault, tmp_path: Path, spindel_clock: trio.testing.MockClock
+) -> None:
     """R-59: two faults in a row, and readings that fail, too: still clean after the operator's retries."""
     number = 0
     while True:
         number += 1
         ledger = Ledger()
-        async with FaultyStore(MemoryStore()) as store:
+        async with FaultyStore(stores(tmp_path)[kind]()) as store:
             async with open_room(store, name="main") as room:
-                of = (AdmitRun, FenceAdmission, FinishRun, RecordDisposal)
-                plan = store.fail(number, fault, of=of, times=2)
+                plan = store.fail(number, fault, of=WRITES, times=2)
                 store.fail_confirm(1, times=2)
                 try:
                     root = await room.start(branch, ledger, store, 2)
@@ -235,16 +247,22 @@ async def test_every_pair_of_neighbouring_writes_may_fail(fault: Fault, spindel_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
 @pytest.mark.parametrize("target", ["root", "room", "close"])
 async def test_the_program_may_be_cancelled_at_every_step(
-    target: str, sweep: Any, spindel_clock: trio.testing.MockClock
+    target: str, kind: str, tmp_path: Path, sweep: Any, spindel_clock: trio.testing.MockClock
 ) -> None:
     """R-51, R-64: cancelled at every step, with a fault on the way, the same holds."""
+    make = stores(tmp_path)[kind]
 
     async def scenario(steps: Any) -> None:
         ledger = Ledger()
-        store = FaultyStore(MemoryStore())
-        store.fail(4, Fault.BEFORE, of=AdmitRun)
+        async with FaultyStore(make()) as store:
+            store.fail(4, Fault.BEFORE, of=AdmitRun)
+            await run_cancelled(store, ledger, steps)
+            await check_all(store, ledger)
+
+    async def run_cancelled(store: FaultyStore, ledger: Ledger, steps: Any) -> None:
         with trio.CancelScope() as scope:
             async with open_room(store, name="main") as room:
                 root = await room.start(branch, ledger, store, 2)
@@ -267,6 +285,5 @@ async def test_the_program_may_be_cancelled_at_every_step(
                         await settle(room, root)
                         await wait_all_tasks_blocked()
                     steps.arm(lambda: None)
-        await check_all(store, ledger)
 
     assert await sweep(scenario) > 50
