@@ -44,6 +44,6 @@ def _step(context: Context, coroutine: Coroutine[Any, Any, R]) -> Generator[Any,
         try:
             given = yield asked
             step = coroutine.send
-        except BaseException as error:  # noqa: BLE001  thrown into the coroutine, which decides
+        except BaseException as error:  # noqa: ASYNC103, BLE001  thrown into the coroutine, which decides
             given = error
             step = coroutine.throw

@@ -204,7 +204,7 @@ class JobOwner:
                 if not isinstance(error, Exception | trio.Cancelled):
                     self.room.interrupt(error)
                 refused = action == "acknowledge" and isinstance(error, AcknowledgeRefusedError)
-                action = await self._hold_stage(stage, error, refused=refused)
+                action = await self._hold_stage(stage, error, refused=refused)  # noqa: ASYNC102  it refuses every abort
             else:
                 self._finish_attempt(None)
                 return

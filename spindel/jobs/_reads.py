@@ -59,8 +59,8 @@ async def get_job(room: Room | RoomReader, job_id: RunId, *, wait_seconds: float
     if owner is not None and owner.run is not None and owner.end is None:
         admission = owner.entry.admission
         assert admission is not None, "a living Job keeps its first row"
-        with trio.move_on_after(min(max(wait_seconds, 0), WAIT_SECONDS_MAX)):
-            if wait_seconds > 0:
+        if wait_seconds > 0:
+            with trio.move_on_after(min(wait_seconds, WAIT_SECONDS_MAX)):
                 await owner.wait_done_or_held()
         return view_of_owner(owner, owner.run, admission.started_at)
     store = room.store

@@ -109,7 +109,7 @@ class Walk:
                 family_returned=False, result_state=owner.result_state, scorecard=owner.scorecard
             )
         except WriteUncertainError:
-            if await self._finishing.confirm_outcome() is not Confirmation.PRESENT:
+            if await self._finishing.confirm_outcome() is not Confirmation.PRESENT:  # noqa: ASYNC120  not cancellable
                 raise
         owner.ended_at = self._finishing.ended_at
 
@@ -136,7 +136,7 @@ class Walk:
         try:
             await self._finishing.append_witnesses(mutation)
         except WriteUncertainError:
-            if await self._finishing.confirm(mutation) is not Confirmation.PRESENT:
+            if await self._finishing.confirm(mutation) is not Confirmation.PRESENT:  # noqa: ASYNC120  not cancellable
                 raise
 
     async def _call(self, callback: Callable[[Outcome[Any]], Awaitable[None]] | None) -> None:

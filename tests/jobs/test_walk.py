@@ -79,7 +79,7 @@ class StageSpy:
         await self.see("on_settled")
 
     async def child(self, _: Run[None]) -> None:
-        while self.job.view().stage is Stage.WORK:
+        while self.job.view().stage is Stage.WORK:  # noqa: ASYNC110  there is no event for it
             await trio.lowlevel.checkpoint()
         await self.see("child")
 
