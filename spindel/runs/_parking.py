@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 import trio
 from trio_util import wait_any
 
+from spindel.store._executor import refuse_abort
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["park", "refuse_abort", "require_loop", "sleep_shielded", "wait_any"]
+__all__ = ["park", "require_loop", "sleep_shielded", "wait_any"]
 
 
 async def park(register: Callable[[Callable[[], None]], object]) -> None:
@@ -37,11 +39,6 @@ def require_loop(call: str) -> None:
     """
     if not trio.lowlevel.in_trio_run():
         raise RuntimeError(f"{call} was called outside the loop; in a thread use trio.from_thread.run_sync")
-
-
-def refuse_abort(_: object) -> trio.lowlevel.Abort:
-    """Stay parked, whatever is cancelled."""
-    return trio.lowlevel.Abort.FAILED
 
 
 async def sleep_shielded(seconds: float) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TestStores(StoreContract):
-    """R-02, R-03, R-05 to R-10, R-12, R-58: the suite that ships with the package, over every store of ours."""
+    """R-02, R-03, R-05, R-06, R-07, R-08, R-09, R-10, R-12, R-58: the suite that ships with the package, over every store of ours."""
 
     @pytest.fixture(params=["memory", "sqlite-thread", "sqlite-inline"])
     def reopen(self, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
