@@ -17,9 +17,12 @@ from attrs import frozen
 from spindel.cli._display import Display, PlainDisplay, log_to
 from spindel.cli._report import Report, describe_error, describe_held
 from spindel.cli._text import describe_name, printable, printable_lines
-from spindel.control import describe_dump, open_control, take_dump
+from spindel.control import describe_dump, take_dump
+from spindel.control._server import serve_room
+from spindel.control._socket import listening
 from spindel.errors import OutcomeError
 from spindel.jobs import start_job
+from spindel.jobs._start import RESERVED_KINDS
 from spindel.operator import abandon_held
 from spindel.runs import WitnessFact, observe_settlement, open_room
 
@@ -100,7 +103,11 @@ class Session:
         request = self._request
         try:
             with self._opening:
-                async with open_room(request.store, name=request.room) as room:
+                # The door's place is taken first, so that one which won't do is refused before anything begins.
+                async with (
+                    nullcontext() if request.control is None else listening(request.control) as listener,
+                    open_room(request.store, name=request.room) as room,
+                ):
                     self._room = room
                     # The room decides when its Runs are cancelled, and joins them; this waits for the end of that.
                     with trio.CancelScope(shield=True):
@@ -110,9 +117,7 @@ class Session:
                         if self._signals.first is None:
                             nursery.start_soon(self._tell_holds, room)
                             # Its end waits for all that lives, so that whatever is held can be recovered through it.
-                            async with (
-                                nullcontext() if request.control is None else open_control(room, request.control)
-                            ):
+                            async with nullcontext() if listener is None else serve_room(room, listener):
                                 await self._run_root(room)
         except (Exception, KeyboardInterrupt, SystemExit) as problem:  # noqa: BLE001  told by the command
             return problem
@@ -132,6 +137,9 @@ class Session:
         began = trio.current_time()
         name = printable(request.name)
         kind = printable(getattr(request.target.function, "__name__", "main"))
+        if kind in RESERVED_KINDS:
+            # A fine name of a function all the same; only its row must not be taken for what it isn't.
+            kind = "job"
         function = cast("Callable[[Run[Any], *tuple[str, ...]], Awaitable[Any]]", request.target.function)
         job = await start_job(
             room,
@@ -174,14 +182,17 @@ class Session:
         )
 
     async def _tell_holds(self, room: Room) -> None:
-        """Say what an operator can do, as long as something is held; what that is stands in the log."""
+        """Say what an operator can do about each new hold; what is held at all, `spindel held` tells."""
+        told: frozenset[HeldObligation] = frozenset()
         while True:
             changed = room.holds.changed
             held = room.held()
-            if not held:
+            fresh = [obligation for obligation in held if obligation not in told]
+            told = frozenset(held)
+            if not fresh:
                 await changed.wait()
                 continue
-            for obligation in held:
+            for obligation in fresh:
                 self._display.say(f"held: {describe_held(obligation)}")
             control = self._request.control
             self._display.say(

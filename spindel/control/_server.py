@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from spindel.runs import Room
 
-__all__ = ["open_control"]
+__all__ = ["open_control", "serve_room"]
 
 _log: Final = logging.getLogger("spindel.control")
 _CLIENTS_MAX: Final = 64
@@ -59,8 +59,19 @@ async def open_control(room: Room, path: str | os.PathLike[str]) -> AsyncGenerat
     Raises:
         ControlRefusedError: the path won't do, its folder isn't ours alone, or a living process listens there.
     """
+    async with listening(os.fspath(path)) as listener, serve_room(room, listener):
+        yield
+
+
+@asynccontextmanager
+@trio.lowlevel.enable_ki_protection
+async def serve_room(room: Room, listener: trio.SocketListener) -> AsyncGenerator[None]:
+    """As `open_control`, through a socket that is there already: whoever has it knows before a room that it can be.
+
+    Who connects before is answered now.
+    """
     problem: BaseException | None = None
-    async with listening(os.fspath(path)) as listener, trio.open_nursery() as nursery:
+    async with trio.open_nursery() as nursery:
         door = _Door(room)
         # A context of its own: whoever opens the door may be inside a Run, and what operators ask for is not.
         Context().run(nursery.start_soon, door.serve, listener)

@@ -36,9 +36,10 @@ class JobView:
         reason, error: of the work only.
         stage: where the walk is, None after a restart.
         settled: True once every stage has passed with its evidence; then for ever.
-        cleanup_required: True while a stage of it is held, or it waits for one that is.
+        cleanup_required: True while an operator is needed: a stage of it is held, or its join waits for what is. A Job
+            whose work goes on is not held by what is held below it.
         cleanup_stage: the held stage, or None.
-        blocked_by: held Runs below it, to be recovered first; at most 20.
+        blocked_by: held Runs that its join waits for, to be recovered instead of it; at most 20.
         result_state, scorecard: of an observed Job, stored with its outcome.
     """
 
@@ -167,7 +168,7 @@ def view_of_owner(owner: JobOwner, run: Run[T], started_at: int) -> JobView:
         ended_at=owner.ended_at if run.status.terminal else None,
         cancel_requested=run.cancel_requested,
         stage=owner.stage,
-        settled=owner.end == "done" and run.status.terminal,
+        settled=owner.end == "done" and run.status.terminal and owner.family_vouched,
         cleanup_required=held is not None,
         cleanup_stage=held,
         blocked_by=blocked,

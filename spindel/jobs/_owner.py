@@ -85,9 +85,8 @@ class RecoveryState:
 
 @attrs.define(eq=False)
 class _Attempt:
-    """One recovery: what is to be done to which hold, and what came of it."""
+    """One recovery: of which form of a hold, and what came of it."""
 
-    action: str
     revision: Revision
     over: trio.Event = attrs.field(factory=trio.Event)
     error: BaseException | None = None
@@ -103,9 +102,10 @@ class JobOwner:
     Attributes:
         job: what makes the Run a Job, for its first row.
         stage: where the walk is.
-        hold: the held stage, or None.
+        hold: what holds the stage; in the room's book until the stage has passed, also while somebody recovers it.
         done: set when the owner is dropped, however that came.
         end: None while it lives; then `done`, `lost` or `abandoned`.
+        family_vouched: True once the witness of its family's return is stored.
         result_state, scorecard: of an observed Job, once its outcome is decided.
     """
 
@@ -130,6 +130,7 @@ class JobOwner:
         self.hold: Hold | None = None
         self.done = trio.Event()
         self.end: str | None = None
+        self.family_vouched = False
         self.result_state: str | None = None
         self.scorecard: UUID | None = None
         self.reason: str | None = None
@@ -138,7 +139,8 @@ class JobOwner:
         self._drop_key: Callable[[], None] | None = None
         self._changed = trio.Event()
         self._attempt: _Attempt | None = None
-        self._original: BaseException | None = None
+        self._resume: Callable[[], None] | None = None
+        self._action = "retry"
 
     @property
     def entry(self) -> Entry:
@@ -167,6 +169,9 @@ class JobOwner:
             for stage in FINISHING:
                 assert stage in STAGE_NEXT[self.stage], f"no way from {self.stage} to {stage}"
                 self.stage = stage
+                if stage is Stage.FAMILY_JOIN and self.blocked_by():
+                    # What was held below while it worked keeps it from now on.
+                    self.tell_change()
                 await self._pass(stage, walk)
             self.stage = Stage.DONE
             end = "done"
@@ -182,72 +187,97 @@ class JobOwner:
         drop_key, self._drop_key = self._drop_key, None
         if drop_key is not None:
             drop_key()
-        self.before_finish = self.on_settled = self.observation = self._original = None
+        self.before_finish = self.on_settled = self.observation = None
         self.done.set()
         self.tell_change()
 
     async def _pass(self, stage: Stage, walk: Walk) -> None:
         """Try a stage, and hold it while it fails; an operator says how to go on."""
-        action = "retry"
         while True:
             try:
                 if self.room.state is RoomState.LOST and stage not in _OF_A_LOST_ROOM:
-                    raise RoomOwnershipLostError(self.room.name, self.room.epoch)  # noqa: TRY301  ends the walk below
-                if action == "acknowledge":
+                    raise self._lost()  # noqa: TRY301  ends the walk below
+                if self._action == "acknowledge":
                     await walk.acknowledge(stage)
                 else:
                     await walk.step(stage)
-            except BaseException as error:  # noqa: ASYNC103  held with its owner; only the operator gets it
-                if self._ends_by(stage, error):
-                    self._finish_attempt(error)
-                    raise
+            except BaseException as error:  # noqa: ASYNC103, BLE001  held with its owner; only the operator gets it
                 if not isinstance(error, Exception | trio.Cancelled):
                     self.room.interrupt(error)
-                refused = action == "acknowledge" and isinstance(error, AcknowledgeRefusedError)
-                action = await self._hold_stage(stage, error, refused=refused)  # noqa: ASYNC102  it refuses every abort
+                self._end_if_over(stage, error)
+                await self._hold_stage(stage, error)  # noqa: ASYNC102  it refuses every abort
             else:
+                self._end_hold(self._action)
                 self._finish_attempt(None)
                 return
 
-    def _ends_by(self, stage: Stage, error: BaseException) -> bool:
-        """Tell whether an error ends the owner instead of holding the stage."""
-        if isinstance(error, RoomOwnershipLostError):
-            # A callback's may be about another room.
-            return self.room.state is RoomState.LOST
-        # A callback's is about another Run; ours comes from the join of what was given up.
-        return isinstance(error, RunAbandonedError) and stage is Stage.FAMILY_JOIN
+    def _end_if_over(self, stage: Stage, error: BaseException) -> None:
+        """End the owner for an error that leaves nothing to hold.
+
+        Raises:
+            RoomOwnershipLostError: a newer owner has the room, and no operator can do anything here any more.
+            RunAbandonedError: the family's return will never be known.
+        """
+        end: Exception
+        if self.room.state is RoomState.LOST:
+            end = self._lost()
+        elif isinstance(error, RunAbandonedError) and stage is Stage.FAMILY_JOIN:
+            # From the join of what was given up; a callback's would be about another Run.
+            end = error
+        else:
+            return
+        self._end_hold("abandon")
+        self._finish_attempt(end)
+        raise end
+
+    def _lost(self) -> RoomOwnershipLostError:
+        return RoomOwnershipLostError(self.room.name, self.room.epoch)
 
     def _finish_attempt(self, error: BaseException | None) -> None:
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
             attempt.finish(error)
 
-    async def _hold_stage(self, stage: Stage, error: BaseException, *, refused: bool) -> str:
-        """Hold this stage until an operator says how to go on. Gives the action.
+    async def _hold_stage(self, stage: Stage, error: BaseException) -> None:
+        """Hold this stage until an operator says how to go on.
 
         Raises:
-            RunAbandonedError: the operator gave it up.
+            RunAbandonedError, RoomOwnershipLostError: the hold was given up, by the operator or with its room.
         """
-        if not refused or self._original is None:
-            # A refused acknowledgement leaves the original error with the owner.
-            self._original = error
-        original = self._original
-        actions: list[str] = []
+        refused = self._action == "acknowledge" and isinstance(error, AcknowledgeRefusedError)
 
         def register(resume: Callable[[], None]) -> None:
-            def resolve(action: str) -> None:
-                self.hold = None
-                actions.append(action)
-                resume()
-
-            self.hold = self.room.holds.add(self.entry, stage.value, original, resolve, kind=HoldKind.STAGE)
+            self._resume = resume
+            hold = self.hold
+            if hold is None:
+                self.hold = self.room.holds.add(self.entry, stage.value, error, self._resolve, kind=HoldKind.STAGE)
+            else:
+                # Nothing has been recovered. A refused acknowledgement leaves the original error with the owner.
+                self.room.holds.again(hold, stage.value, hold.error if refused else error)
             self.tell_change()
             self._finish_attempt(error if refused else StageHeldError(self.locator(), stage.value))
 
         await park(register)
-        if actions[0] == "abandon":
-            raise RunAbandonedError(self.job_id)
-        return actions[0]
+        if self._action == "abandon":
+            raise self._lost() if self.room.state is RoomState.LOST else RunAbandonedError(self.job_id)
+
+    def _resolve(self, action: str) -> None:
+        """Note that the hold has gone: its stage has passed, or it was given up while the walk waited."""
+        self.hold = None
+        self._go_on(action)
+
+    def _go_on(self, action: str) -> None:
+        """Let the walk go on from a held stage, if it waits there."""
+        resume, self._resume = self._resume, None
+        if resume is not None:
+            self._action = action
+            resume()
+
+    def _end_hold(self, action: str) -> None:
+        hold = self.hold
+        if hold is not None:
+            self.room.holds.end(hold, action)
+        self._action = "retry"
 
     # -- waiting and telling ----------------------------------------------------------------------------------------
 
@@ -274,12 +304,14 @@ class JobOwner:
         return None
 
     def held_stage(self) -> Stage | None:
-        """Give the stage that is held, or None."""
-        return self.stage if self.hold is not None or self.held_launch() is not None else None
+        """Give the stage that is held and in need of an operator, or None."""
+        hold = self.present_hold()
+        return None if hold is None or hold.claimed else self.stage
 
     def blocked_by(self) -> tuple[RunId, ...]:
-        """Give the held Runs below a Job whose family has not returned: those to recover instead of it."""
-        if self.end is not None or self.run is None:
+        """Give the held Runs that a Job's join waits for: those to recover instead of it."""
+        if self.end is not None or self.stage is not Stage.FAMILY_JOIN:
+            # Work goes on, whatever is held below it; later stages come after the family's return.
             return ()
         held = {obligation.run_id for obligation in self.room.held()}
         found: list[RunId] = []
@@ -294,7 +326,7 @@ class JobOwner:
         return tuple(found)
 
     def present_hold(self) -> Hold | None:
-        """Give the hold of the present stage, its own or that of the join."""
+        """Give the hold of the present stage, its own or that of the join; somebody may be recovering it."""
         launch = self.held_launch()
         return self.hold if launch is None else launch.hold
 
@@ -308,10 +340,10 @@ class JobOwner:
         """Give the held stage with its private error.
 
         Raises:
-            NotHeldError: nothing of it is held; it may wait for others.
+            NotHeldError: nothing of it is held, or not any more, since it is being recovered; it may wait for others.
         """
         hold = self.present_hold()
-        if hold is None:
+        if hold is None or hold.claimed:
             raise NotHeldError(f"Job {self.job_id}", self.blocked_by())
         return RecoveryState(self.locator(), hold.error, hold.since)
 
@@ -330,14 +362,16 @@ class JobOwner:
         revision = hold.revision if hold is not None else self._attempt.revision if self._attempt is not None else None
         if (locator.incarnation, locator.stage, locator.revision) != (self.room.incarnation, self.stage, revision):
             raise StaleRevisionError(subject)
-        if hold is None:
+        if hold is None or hold.claimed:
             raise RecoveryInProgressError(subject)
         launch = self.held_launch()
         if launch is not None:
             await self._recover_join(launch, hold, action)
             return
-        attempt = self._attempt = _Attempt(action, hold.revision)
-        self.room.holds.end(hold, action)
+        attempt = self._attempt = _Attempt(hold.revision)
+        # Still in the room's book, since nothing has been recovered yet; out of anybody else's reach, as it is claimed.
+        hold.claimed = True
+        self._go_on(action)
         await attempt.over.wait()
         if attempt.error is not None:
             raise attempt.error
@@ -345,7 +379,7 @@ class JobOwner:
     async def _recover_join(self, launch: Launch, hold: Hold, action: str) -> None:
         """Take the held launch of the join up; the Job's own task waits for it all the while."""
         pool = self.room.pool
-        attempt = self._attempt = _Attempt(action, hold.revision)
+        attempt = self._attempt = _Attempt(hold.revision)
         if action == "retry":
             try:
                 pool.recover(launch, hold.revision)

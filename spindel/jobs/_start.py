@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from spindel.runs import Outcome, RunOptions
     from spindel.runs._entry import Entry
 
-__all__ = ["find_job", "start_job"]
+__all__ = ["RESERVED_KINDS", "find_job", "start_job", "start_job_of_any_kind"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 _KEY_CHARACTERS_MAX: Final = 200
+# Whoever reads rows of these kinds takes them for experiments and their attempts, so nobody else may write such rows.
+RESERVED_KINDS: Final = ("experiment", "attempt")
 
 
 @attrs.define(eq=False)
@@ -81,7 +83,7 @@ async def start_job(
         before_finish: core cleanup.
         on_settled: retires whoever started the Job.
         observation: who asked for it, and how its result is referred to.
-        **options: see `RunOptions`; `kind` is `job` by default.
+        **options: see `RunOptions`; `kind` is `job` by default, and neither `experiment` nor `attempt`.
 
     Raises:
         DurableRoomRequiredError: the room has no store.
@@ -89,6 +91,33 @@ async def start_job(
         InvalidRecordError, AdmissionError: as `Run.start_child`; the work has not begun and never will, and no callback
             of this Job runs.
     """
+    kind = options.setdefault("kind", "job")
+    if kind in RESERVED_KINDS:
+        raise InvalidRecordError("kind", f"{kind!r} is reserved for what experiments start; name another")
+    return await start_job_of_any_kind(
+        owner,
+        fn,
+        *args,
+        key=key,
+        before_finish=before_finish,
+        on_settled=on_settled,
+        observation=observation,
+        **options,
+    )
+
+
+@trio.lowlevel.enable_ki_protection
+async def start_job_of_any_kind(
+    owner: Room | Run[Any],
+    fn: Callable[[Run[T], *Ts], Awaitable[T]],
+    *args: *Ts,
+    key: str | None = None,
+    before_finish: Callable[[Outcome[T]], Awaitable[None]] | None = None,
+    on_settled: Callable[[Outcome[T]], Awaitable[None]] | None = None,
+    observation: Observation[T] | None = None,
+    **options: Unpack[RunOptions],
+) -> Job[T]:
+    """As `start_job`, for the layer whose kinds are reserved."""
     room = owner if isinstance(owner, Room) else owner._entry.room
     parent = None if isinstance(owner, Room) else owner._entry
     if room.store is None:
@@ -96,7 +125,6 @@ async def start_job(
     if "finisher" in options:
         raise InvalidRecordError("finisher", "a Job has its own; give before_finish and on_settled")
     _check_callbacks(before_finish, on_settled)
-    options.setdefault("kind", "job")
 
     job_owner = JobOwner(room, key, before_finish, on_settled, observation)
     if key is None:

@@ -96,9 +96,11 @@ class Walk:
 
     async def _core_ack(self) -> None:
         job_id = self._owner.job_id
+        # Without it nothing will ever settle this Job; its cleanup goes on as it would.
+        self._owner.family_vouched = vouched = self._finishing.mints_witness
         await self._append(
             Stage.CORE_ACK,
-            family=witness_id(WitnessStage.FAMILY_RETURN, job_id) if self._finishing.mints_witness else None,
+            family=witness_id(WitnessStage.FAMILY_RETURN, job_id) if vouched else None,
             core=witness_id(WitnessStage.CORE_CLEANUP, job_id),
         )
 

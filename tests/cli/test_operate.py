@@ -162,12 +162,58 @@ def test_recovering_needs_to_be_told_how(spindel: CommandLine) -> None:
     assert "--retry repeats the step" in done.err
 
 
-def test_a_path_where_no_door_can_be_begins_nothing(spindel: CommandLine) -> None:
-    done = spindel("run", "--control", "program.py", "program.py:echo")
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("program.py", "program.py is there and is no socket"),
+        ("absent/door", "its folder can't be opened"),
+        ("program.py/door", "its folder can't be opened"),
+        ("shared/door", "a folder that others may write to"),
+        ("x" * 200, "has 200 bytes"),
+        ("", "has 0 bytes"),
+    ],
+)
+def test_a_path_where_no_door_can_be_begins_nothing(spindel: CommandLine, path: str, sentence: str) -> None:
+    """The place of the door is taken before the room is opened, so that nothing has begun where it can't be."""
+    (spindel.folder / "shared").mkdir()
+    (spindel.folder / "shared").chmod(0o777)
+    done = spindel("run", "--db", "jobs.db", "--control", path, "program.py:echo")
 
     assert done.code == 2
-    assert "program.py is there and is no socket" in done.err
-    assert "printed by the program" not in done.out
+    assert sentence in done.err
+    assert done.out == ""
+    assert not (spindel.folder / "jobs.db").exists()
+
+
+def test_the_door_of_a_living_process_is_not_taken_from_it(spindel: CommandLine) -> None:
+    command = spindel.start("run", "--db", "first.db", "--control", "door", "program.py:sleep")
+    command.out.wait_line("ready")
+    done = spindel("run", "--db", "second.db", "--control", "door", "program.py:echo")
+    still = spindel("held", "--control", "door")
+    command.process.send_signal(signal.SIGTERM)
+    command.finish()
+
+    assert (done.code, done.out) == (2, "")
+    assert "belongs to a living process" in done.err
+    assert not (spindel.folder / "second.db").exists()
+    assert still.code == 0
+    assert not (spindel.folder / "door").exists()
+
+
+def test_a_room_that_can_not_be_opened_leaves_no_door_behind(spindel: CommandLine) -> None:
+    done = spindel("run", "--db", "absent/jobs.db", "--control", "door", "program.py:echo")
+
+    assert done.code == 2
+    assert not (spindel.folder / "door").exists()
+
+
+def test_a_function_may_be_called_as_a_reserved_kind(spindel: CommandLine) -> None:
+    (spindel.folder / "study.py").write_text("async def experiment(run): ...\n")
+    done = spindel("run", "--db", "jobs.db", "study.py:experiment")
+    listed = spindel("jobs", "--db", "jobs.db", "--json")
+
+    assert done.code == 0
+    assert [job["kind"] for job in listed.value["jobs"]] == ["job"]
 
 
 def test_a_dump_and_its_signal_show_where_everything_is(spindel: CommandLine) -> None:

@@ -18,6 +18,7 @@ from spindel.errors import (
     WriteRefusedError,
 )
 from spindel.jobs import Job, Observation, find_job, observe_settlement, start_job
+from spindel.jobs._start import start_job_of_any_kind
 from spindel.operator import reconcile_settlement
 from spindel.runs import LeasePhase, Outcome, Room, Run, open_room
 from spindel.runs import observe_settlement as observe_run
@@ -278,10 +279,12 @@ class TestAdmission:
             {"before_finish": 7},
             {"on_settled": "x"},
             {"finisher": Adapter()},
+            {"kind": "experiment"},
+            {"kind": "attempt"},
         ],
     )
     async def test_an_option_that_means_nothing_is_refused(self, faulty: FaultyStore, options: dict[str, Any]) -> None:
-        """An empty, too long or foreign key, a callback that can't be called and a finisher are refused; no key stays."""
+        """What means nothing is refused before any row: a key that is none, no callback, a finisher, a reserved kind."""
         async with open_room(faulty, name="main") as room:
             with pytest.raises(InvalidRecordError):
                 await start_job(room, give, **options)
@@ -290,20 +293,23 @@ class TestAdmission:
         assert faulty.written(AdmitRun) == []
 
     async def test_the_longest_key_and_the_kind_are_stored(self, faulty: FaultyStore) -> None:
-        """A key of 200 characters, the kind `job` by default or the caller's, and the identity of who asked are stored."""
+        """A key of 200 characters, the kind, `job` by default, and the identity of who asked are stored.
+
+        The layer that owns a reserved kind may use it.
+        """
         observation = Observation(UUID(int=5), UUID(int=6), nothing)
         async with open_room(faulty, name="main") as room:
             plain = await start_job(room, give)
             own = await start_job(room, give, key="k" * 200, kind="build", observation=observation)
-            await plain.outcome()
-            await own.outcome()
-            rows = [await row_of(faulty, job) for job in (plain, own)]
+            reserved = await start_job_of_any_kind(room, give, kind="attempt")
+            rows = [await row_of(faulty, job) for job in (plain, own, reserved)]
 
         assert [(row.kind, row.job_key, row.job_offer, row.job_experiment) for row in rows] == [
             ("job", None, None, None),
             ("build", "k" * 200, UUID(int=5), UUID(int=6)),
+            ("attempt", None, None, None),
         ]
-        assert [row.job_version for row in rows] == [1, 1]
+        assert [row.job_version for row in rows] == [1, 1, 1]
 
 
 async def _outcome_of_first(jobs: list[Job[Any]]) -> Outcome[Any]:
