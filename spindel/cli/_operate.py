@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -108,30 +108,42 @@ def held(control: str | None, db: str | None, room: str, as_json: bool) -> int:
 
 
 @click.command(short_help="Take up what is held, exactly where it stands.")
-@click.argument("run_id", metavar="ID", type=click.UUID)
-@click.option("--stage", metavar="S", required=True, help="The stage, phase or launch, as spindel held names it.")
-@click.option("--revision", metavar="R", type=click.UUID, required=True, help="The revision, as spindel held names it.")
+@click.argument("run_id", metavar="[ID]", type=click.UUID, required=False)
+@click.option("--stage", metavar="S", help="The stage, phase or launch, as spindel held names it.")
+@click.option("--revision", metavar="R", type=click.UUID, help="The revision, as spindel held names it.")
+@click.option(
+    "--from",
+    "listed",
+    metavar="FILE",
+    type=click.File("rb"),
+    help="All that spindel held --json listed in it; -: stdin.",
+)
 @click.option("--retry", "action", flag_value="retry", help="Repeat the step: that is safe.")
 @click.option("--acknowledge", "action", flag_value="acknowledge", help="Attest that it has physically happened.")
 @_with_place
 def recover(
-    run_id: UUID,
-    stage: str,
-    revision: UUID,
+    run_id: UUID | None,
+    stage: str | None,
+    revision: UUID | None,
+    listed: IO[bytes] | None,
     action: str | None,
     control: str | None,
     db: str | None,
     room: str,
     as_json: bool,
 ) -> int:
-    """Take up what is held of the Run ID, in exactly the form that was read.
+    """Take up what is held of the Run ID, or all that was listed, in exactly the form that was read.
 
-    Exit codes: 0 the step has passed, 2 nothing of it is held, 3 it is held again, or was refused.
+    Exit codes: 0 each step has passed, 2 nothing of ID is held, 3 something is held again, or was refused.
     """
     if action is None:
         raise CommandError("say which: --retry repeats the step, --acknowledge attests that it has happened.")
-    from spindel.cli._operating import recover_held
+    from spindel.cli._operating import recover_held, recover_listed
 
+    if listed is not None and run_id is None and stage is None and revision is None:
+        return _operate(recover_listed, control, db, room, as_json, listed.read(), action)
+    if listed is not None or run_id is None or stage is None or revision is None:
+        raise CommandError("name one hold by its ID, --stage and --revision, or many by --from FILE.")
     return _operate(recover_held, control, db, room, as_json, run_id, stage, revision, action)
 
 

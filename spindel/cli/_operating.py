@@ -12,7 +12,7 @@ from spindel.cli._exit import CommandError, ExitCode, UnknownError, refuse
 from spindel.cli._listing import check_room, local_time
 from spindel.cli._streams import echo, is_lost
 from spindel.cli._text import clip, printable, printable_lines
-from spindel.control import describe_dump, open_client
+from spindel.control import Held, describe_dump, open_client
 from spindel.control._answers import read_job, read_jobs
 from spindel.control._wire import Cursor, JobFacts, JobList, ListJobs
 from spindel.errors import (
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from typing import Literal
     from uuid import UUID
 
-    from spindel.control import ControlClient, HeldFacts
+    from spindel.control import ControlClient, HeldFacts, Recovered
     from spindel.runs import RoomReader
     from spindel.store import RunCursor, RunRecord
 
@@ -45,6 +45,7 @@ __all__ = [
     "print_job",
     "print_jobs",
     "recover_held",
+    "recover_listed",
     "wait_job",
 ]
 
@@ -305,6 +306,49 @@ async def recover_held(place: Place, run_id: UUID, stage: str, revision: UUID, a
     else:
         echo(f"held again: {_hold_line(done.held)}")
     return ExitCode.DONE if done.held is None else ExitCode.UNKNOWN
+
+
+async def recover_listed(place: Place, listed: bytes, action: str) -> int:
+    """Act on each hold of a list that `print_held` printed as an object, one after the other.
+
+    The list names each by the revision that was read, so this decides nothing that its reader has not seen: what has
+    changed since, or was held later, is left alone. A list and not a filter of our own, since only the operator knows
+    which of the codes may be repeated.
+    """
+    try:
+        holds = msgspec.json.decode(listed, type=Held).held
+    except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
+        raise CommandError(
+            f"that is no list of holds ({problem}); give what spindel held --json --control PATH printed, or a part of it."
+        ) from problem
+    recovered: list[Recovered] = []
+    refused: list[dict[str, str]] = []
+    async with _process(place) as client:
+        for hold in holds:
+            which = f"{printable(hold.stage)} of run {hold.run_id}"
+            try:
+                done = await client.recover(
+                    hold.run_id, hold.stage, hold.revision, cast("Literal['retry', 'acknowledge']", action)
+                )
+            except ControlRefusedError as problem:
+                refused.append(
+                    {"run_id": str(hold.run_id), "stage": hold.stage, "code": problem.code, "sentence": str(problem)}
+                )
+                _tell(place, f"{which}: {printable(str(problem))}")
+            else:
+                recovered.append(done)
+                _tell(place, f"{which} has passed" if done.held is None else f"held again: {_hold_line(done.held)}")
+    passed = sum(done.held is None for done in recovered)
+    if place.as_json:
+        _print_json({"recovered": recovered, "refused": refused})
+    else:
+        echo(f"{passed:,} of {len(holds):,} passed")
+    return ExitCode.DONE if passed == len(holds) else ExitCode.UNKNOWN
+
+
+def _tell(place: Place, text: str) -> None:
+    if not place.as_json:
+        echo(text)
 
 
 async def abandon_held(place: Place) -> int:

@@ -53,7 +53,7 @@ async def recover_held(room: Room, request: RecoverHeld) -> Recovered:
         # A stage that is being recovered is in no book; its owner knows, and says so.
         await _recover_stage(room, owner, request)
     elif hold is None:
-        _explain_absence(room, run_id)
+        await _explain_absence(room, run_id)
     elif hold.kind is HoldKind.LEASE:
         await reconcile_settlement(
             room,
@@ -92,11 +92,12 @@ def _find(room: Room, request: RecoverHeld) -> Hold | None:
     return None
 
 
-def _explain_absence(room: Room, run_id: RunId) -> None:
+async def _explain_absence(room: Room, run_id: RunId) -> None:
+    """Say why there is nothing to act on."""
     entry = room.find_entry(run_id)
-    if entry is None:
+    if entry is None and await room.load(run_id) is None:
         raise ForeignRoomError(room.name, f"a hold of run {run_id}")
-    if any(hold.entry is entry for hold in room.holds.present()):
+    if entry is not None and any(hold.entry is entry for hold in room.holds.present()):
         raise StaleRevisionError(f"run {run_id}")
     raise NotHeldError(f"run {run_id}")
 
