@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -150,6 +151,95 @@ def test_what_can_not_be_asked_is_one_sentence(
     done = spindel(*arguments)
 
     assert done.code == code
+    assert sentence in done.err
+    assert "Traceback" not in done.err
+
+
+FLEET = """
+import os
+from spindel.jobs import start_job
+
+async def sail(run):
+    pass
+
+async def main(run):
+    for number in range(3):
+        async def moor(outcome, number=number):
+            if not os.path.exists(f"pier-{number}"):
+                raise FileNotFoundError("a secret of the adapter")
+            with open(f"pier-{number}", "a") as pier:
+                pier.write("moored\\n")
+        await start_job(run, sail, kind=f"ship-{number}", on_settled=moor)
+"""
+
+
+def list_holds(spindel: CommandLine, kind: str = "") -> dict[str, Any]:
+    """Give what is held as `spindel held` prints it, of Runs of one kind, and leave it in the file `list`."""
+    read: dict[str, Any] = spindel("held", "--json", "--control", "door").value
+    read["held"] = [hold for hold in read["held"] if kind in hold["kind"]]
+    (spindel.folder / "list").write_text(json.dumps(read))
+    return read
+
+
+def test_many_holds_are_recovered_by_the_list_that_was_read(spindel: CommandLine) -> None:
+    (spindel.folder / "fleet.py").write_text(FLEET)
+    command = spindel.start("run", "--control", "door", "fleet.py:main")
+    for _ in range(3):
+        command.err.wait_line("error: run ")
+    ids = {hold["kind"]: hold["run_id"] for hold in list_holds(spindel)["held"]}
+    (spindel.folder / "pier-0").touch()
+    how = ("--from", "list", "--control", "door")
+    once = spindel("recover", *how, "--retry")
+    stale = spindel("recover", *how, "--retry", "--json")
+    list_holds(spindel, "ship-2")
+    attested = spindel("recover", *how, "--acknowledge", "--json")
+    list_holds(spindel)
+    (spindel.folder / "pier-1").touch()
+    done = spindel("recover", *how, "--retry")
+    ended = command.finish()
+
+    assert once.code == 3
+    assert f"adapter of run {ids['ship-0']} has passed" in once.out
+    assert f"adapter of run {ids['ship-1']}: stage adapter failed again" in once.out
+    assert once.out.splitlines()[-1] == "1 of 3 passed"
+    assert stale.code == 3
+    assert {problem["run_id"]: problem["code"] for problem in stale.value["refused"]} == {
+        ids["ship-0"]: "not-held",
+        ids["ship-1"]: "stale-revision",
+        ids["ship-2"]: "stale-revision",
+    }
+    assert (attested.code, len(attested.value["recovered"]), attested.value["refused"]) == (0, 1, [])
+    assert (done.code, done.out.splitlines()[-1]) == (0, "1 of 1 passed")
+    assert ended.code == 0
+    # Called until it passed and no more; the one that was attested never was again.
+    assert [(spindel.folder / f"pier-{number}").read_text() for number in range(2)] == ["moored\n"] * 2
+    assert not (spindel.folder / "pier-2").exists()
+    assert "secret" not in once.out + once.err + stale.out
+
+
+def test_each_hold_is_told_once_however_many_there_are(spindel: CommandLine) -> None:
+    (spindel.folder / "fleet.py").write_text(FLEET)
+    command = spindel.start("run", "--control", "door", "fleet.py:main")
+    for _ in range(3):
+        command.err.wait_line("error: run ")
+    spindel("abandon", "--control", "door")
+
+    assert command.finish().err.count("\nheld: run ") == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--from", "absent"], "No such file"),
+        (["--from", "program.py"], "is no list of holds"),
+        (["--from", "program.py", "--stage", "core"], "name one hold by its ID"),
+        (["--stage", "core"], "name one hold by its ID"),
+    ],
+)
+def test_what_to_recover_must_be_named_in_one_way(spindel: CommandLine, arguments: list[str], sentence: str) -> None:
+    done = spindel("recover", *arguments, "--retry", "--control", "door")
+
+    assert done.code == 2
     assert sentence in done.err
     assert "Traceback" not in done.err
 
