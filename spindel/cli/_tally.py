@@ -88,7 +88,8 @@ class Tally:
                 if event.run_id in self.live:
                     self.live[event.run_id].status = "cancelling"
             case RunHeld():
-                self.held += 1
+                # Held again after a failed recovery it is still one hold.
+                self.held += not event.again
             case RunRecovered():
                 self.held -= 1
             case _:

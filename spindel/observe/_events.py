@@ -100,22 +100,26 @@ class RunHeld(RoomEvent):
         run_id: the Run.
         phase: the phase, launch kind or stage.
         code: what went wrong, a code or a class name.
+        again: True if it was held before and its recovery failed; nothing said in between that it had ended.
     """
 
     name: ClassVar[str] = "run.held"
     run_id: RunId
     phase: str
     code: str
+    again: bool = False
 
 
 @attrs.frozen
 class RunRecovered(RoomEvent):
-    """A hold ended: recovered, or abandoned by an operator.
+    """A hold ended, by what an operator did. Each hold is told so once, however it ended.
+
+    A hold that was given up is told, too: else whoever counts holds would count it for ever.
 
     Attributes:
         run_id: the Run.
-        phase: the phase it was held in.
-        action: `retry`, `acknowledge` or `abandon`.
+        phase: the phase, launch kind or stage that it was last told to be held at.
+        action: `retry`, `acknowledge`, or `abandon`, which recovered nothing: that Run and those above it never finish.
     """
 
     name: ClassVar[str] = "run.recovered"

@@ -399,9 +399,7 @@ async def _persist_again(entry: Entry, mutation: FinishRun, error: Exception) ->
             if isinstance(problem, WriteRefusedError) and problem.code == "not-owner":
                 room.lose()
                 return "lost"
-            entry.phase = LeasePhase.TERMINAL
             action = await _hold_terminal(entry, mutation, problem)
-            entry.phase = LeasePhase.ADMITTED
             if room.state is RoomState.LOST:
                 return "lost"
             return "abandoned" if action == "abandon" else "finished"
@@ -438,9 +436,12 @@ async def _hold_terminal(entry: Entry, mutation: FinishRun, error: Exception) ->
 
     def register(resume: Callable[[], None]) -> None:
         def resolve(action: str) -> None:
+            # In this turn: whoever recovered it is told what the lease is now, before the Run's task goes on.
+            entry.phase = LeasePhase.ADMITTED
             actions.append(action)
             resume()
 
+        entry.phase = LeasePhase.TERMINAL
         entry.room.holds.add(entry, LeasePhase.TERMINAL.value, error, resolve, retry=retry)
 
     await park(register)

@@ -7,6 +7,7 @@ the operator only. A recovery claims it, then ends it or gives it back in a new 
 from __future__ import annotations
 
 import logging
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["HeldObligation", "Hold", "Holds", "code_of"]
 
 _log: Final = logging.getLogger("spindel.runs")
+_CODE: Final = re.compile(r"[a-z0-9-]{1,64}")
+_CHARACTERS_MAX: Final = 120
 
 
 @attrs.frozen
@@ -57,7 +60,7 @@ class Hold:
     Attributes:
         entry: the Run that owes it.
         kind: whether a lease, a launch or a stage of a finisher is held.
-        phase: the lease phase, launch kind or stage.
+        held_at: the lease phase, launch kind or stage in which it was last told to be held.
         code: what went wrong, a code or a class name; never a message.
         since: wall time in UTC microseconds.
         error: the original error, for the operator only.
@@ -72,7 +75,7 @@ class Hold:
 
     entry: Entry
     kind: HoldKind
-    phase: str
+    held_at: str
     code: str
     since: int
     error: BaseException
@@ -82,6 +85,11 @@ class Hold:
     retry: Callable[[], Awaitable[None]] | None = None
     acknowledgeable: bool = False
     claimed: bool = False
+
+    @property
+    def phase(self) -> str:
+        """Where it stands: a lease's own phase, which walks on while it is recovered; else what is held."""
+        return self.entry.phase.value if self.kind is HoldKind.LEASE else self.held_at
 
     def facts(self) -> HeldObligation:
         """Tell it as facts."""
@@ -122,7 +130,7 @@ class Holds:
 
     def again(self, hold: Hold, phase: str, error: BaseException) -> None:
         """Take back a claimed hold whose recovery failed, in its new form and under a new revision."""
-        hold.phase = phase
+        hold.held_at = phase
         hold.code = code_of(error)
         hold.error = error
         hold.revision = Revision(self._room.next_uuid())
@@ -130,7 +138,7 @@ class Holds:
         if isinstance(error, ConstructionOwnerUnavailableError):
             hold.retry = None
         if id(hold) in self._holds:
-            self._tell(hold)
+            self._tell(hold, again=True)
 
     @trio.lowlevel.enable_ki_protection
     def end(self, hold: Hold, action: str) -> None:
@@ -138,7 +146,7 @@ class Holds:
         if self._holds.pop(id(hold), None) is None:
             # Abandoned while its recovery ran; that one came too late to matter.
             return
-        self._room.events.emit(RunRecovered, hold.entry.run_id, hold.phase, action)
+        self._room.events.emit(RunRecovered, hold.entry.run_id, hold.held_at, action)
         hold.resolve(action)
 
     @trio.lowlevel.enable_ki_protection
@@ -184,11 +192,11 @@ class Holds:
                 | _fields(facts.run_id, facts.phase, facts.code),
             )
 
-    def _tell(self, hold: Hold) -> None:
+    def _tell(self, hold: Hold, *, again: bool = False) -> None:
         run_id = hold.entry.run_id
         self._changed.set()
         self._changed = trio.Event()
-        self._room.events.emit(RunHeld, run_id, hold.phase, hold.code)
+        self._room.events.emit(RunHeld, run_id, hold.phase, hold.code, again)
         _log.error(
             "run %s is held at %s (%s) until an operator acts",
             run_id,
@@ -203,6 +211,11 @@ def _fields(run_id: RunId, phase: str, code: str) -> dict[str, str]:
 
 
 def code_of(error: BaseException) -> str:
-    """Name an error by its code or its class, never by its message, which may hold anything."""
-    code = getattr(error, "code", None)
-    return code if isinstance(code, str) and isinstance(error, SpindelError) else type(error).__qualname__
+    """Name an error by its code or its class, never by its message, which may hold anything. At most 120 characters.
+
+    A code is one only in its proper form: our errors can be made with any text by whoever raises them.
+    """
+    code = getattr(error, "code", None) if isinstance(error, SpindelError) else None
+    if isinstance(code, str) and _CODE.fullmatch(code):
+        return str.__str__(code)
+    return type(error).__qualname__[:_CHARACTERS_MAX]

@@ -63,8 +63,8 @@ async def reconcile(
         elif error is None or room.state is RoomState.LOST:
             room.holds.end(hold, "abandon")
         else:
-            # Walking on may have passed steps, so the hold names the phase in which the lease stands now.
-            room.holds.again(hold, _phase_now(entry, hold), error)
+            # Walking on may have passed steps, so it is held where the lease stands now.
+            room.holds.again(hold, hold.phase, error)
         done.set()
 
     room.pool.start(LaunchKind.RECOVERY, retry, entry, back)
@@ -106,7 +106,3 @@ def _claim(
         raise ConstructionOwnerUnavailableError(lease_id)
     hold.claimed = True
     return entry, hold
-
-
-def _phase_now(entry: Entry, hold: Hold) -> str:
-    return hold.phase if entry.end is not None else entry.phase.value

@@ -140,7 +140,10 @@ class Room:
 
         Raises:
             InvalidRecordError: an option is unknown or holds what no record may hold.
-            RoomAdmissionClosedError, DuplicateRunError, AdmissionRefusedError: refused; nothing happened.
+            RoomAdmissionClosedError, DuplicateRunError, AdmissionRefusedError: refused; nothing is left of it.
+            NotConstructedError: its preparation refused before any effect.
+            PreparationError: its preparation failed, or what was prepared for a refused row is not gone; the Run never
+                begins, and the error tells its cleanup.
             AdmissionUncertainError: the row may exist; it tells whether it was fenced. The Run never begins.
         """
         # A cancelled scope around the room has fenced it; whoever is inside that scope is cancelled, not refused.

@@ -160,7 +160,10 @@ class Run(Generic[T]):
         Raises:
             InvalidRecordError: an option is unknown or holds what no record may hold.
             ParentNotLiveError, FamilySealedError, FamilyCancelledError, RoomAdmissionClosedError, DuplicateRunError,
-            AdmissionRefusedError: refused; nothing happened.
+            AdmissionRefusedError: refused; nothing is left of it.
+            NotConstructedError: its preparation refused before any effect.
+            PreparationError: its preparation failed, or what was prepared for a refused row is not gone; the child
+                never begins, and the error tells its cleanup.
             AdmissionUncertainError: the row may exist; the child never begins, and its lease is held.
         """
         entry = reserve(self._entry.room, self._entry, options.get("run_id"))
@@ -178,7 +181,8 @@ class Run(Generic[T]):
             For each child its Run, or the error that kept it from being admitted.
 
         Raises:
-            InvalidRecordError: an option of one of them is wrong; none was started.
+            InvalidRecordError: an option of one of them is wrong; none was started. A row that only the store finds
+                wrong refuses all that were to be written with it, as their `AdmissionRefusedError`.
         """
         return await admit_each(self._entry, children)
 
@@ -188,7 +192,9 @@ class Run(Generic[T]):
         Leaving the block drops an unused reservation. Until it is left, this Run can't end.
 
         Raises:
-            AdmissionError: as `start_child`, on entry.
+            ParentNotLiveError, FamilySealedError, FamilyCancelledError, RoomAdmissionClosedError, DuplicateRunError:
+                on entry; nothing happened.
+            InvalidRecordError: on entry; the id is none.
         """
         return Reservation(self._entry, run_id)
 

@@ -32,12 +32,12 @@ class UndisposedError(SpindelError):
     """A dispose callback said something else than `DISCARDED`; private to the walk.
 
     Attributes:
-        code: what it said.
+        code: the disposal that it said, or `no-disposal`.
     """
 
     def __init__(self, answer: object) -> None:
-        self.code = answer.value if isinstance(answer, Disposal) else f"answered-{type(answer).__name__}"
-        super().__init__(f"a dispose callback answered {self.code}, not discarded")
+        self.code = answer.value if isinstance(answer, Disposal) else "no-disposal"
+        super().__init__(f"a dispose callback answered {self.code} (a {type(answer).__qualname__}), not discarded")
 
 
 async def undo_at_once(entry: Entry, phase: LeasePhase) -> BaseException | None:

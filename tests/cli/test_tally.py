@@ -7,7 +7,9 @@ import trio.testing
 
 from spindel.cli._display import WatchingDisplay, describe_tally
 from spindel.cli._tally import Tally
-from spindel.runs import Room, Run, open_room
+from spindel.observe import RunHeld, RunRecovered
+from spindel.operator import abandon_held, reconcile_settlement
+from spindel.runs import Room, Run, observe_settlement, open_room
 
 
 async def leaf(run: Run[None]) -> None:
@@ -47,6 +49,36 @@ async def test_live_runs_are_a_tree_and_ended_ones_a_count() -> None:
     assert names == [("root", ["leaf", "leaf"])]
     assert tally.counts() == {"completed": 1, "cancelled": 2}
     assert tally.roots == {}
+
+
+async def test_what_is_held_again_is_still_one_hold() -> None:
+    """R-21: a hold whose recovery failed is told again, and counts once; given up, it counts no more."""
+    counts: list[int] = []
+    tally = Tally()
+
+    async def publish(_: object) -> None:
+        raise ConnectionError
+
+    async with open_room(name="main") as room, room.watch() as watch:
+        run = await room.start(nothing, publish=publish)
+        await trio.testing.wait_all_tasks_blocked()
+        facts = (await observe_settlement(room, run.id)).admission
+        assert facts is not None
+        assert facts.revision is not None
+        await reconcile_settlement(room, run.id, lease_id=facts.lease_id, phase=facts.phase, revision=facts.revision)
+        abandon_held(room)
+        actions: list[str] = []
+        while not actions:
+            event = await anext(watch)
+            tally.apply(event)
+            if isinstance(event, RunHeld):
+                counts.append(tally.held)
+            elif isinstance(event, RunRecovered):
+                actions.append(event.action)
+
+    assert counts == [1, 1]
+    assert tally.held == 0
+    assert actions == ["abandon"]
 
 
 async def test_a_display_that_fell_behind_begins_again_and_says_that_its_counts_are_too_low() -> None:

@@ -18,6 +18,7 @@ from spindel.errors import (
     NotConstructedError,
     PreparationError,
     RoomOwnershipLostError,
+    SpindelError,
     WriteRefusedError,
 )
 from spindel.operator import abandon_held, reconcile_settlement
@@ -103,6 +104,47 @@ async def test_another_rooms_loss_in_a_disposal_is_an_error_like_any(faulty: Fau
     assert (early.status, early.family_return_ack) == (RunStatus.RUNNING, None)
     assert isinstance(kept[0], PreparationError)
     assert kept[0].held
+
+
+class TalkativeError(SpindelError):
+    """Made by a callback, with a code that is no code."""
+
+    def __init__(self, code: object) -> None:
+        self.code = code
+        super().__init__("whatever")
+
+
+@pytest.mark.parametrize("code", ["a secret", "x" * 65, "", "Upper", 7, None, "line\n"])
+async def test_only_a_proper_code_is_shown(faulty: FaultyStore, code: object) -> None:
+    """R-85: a code is 1 to 64 of `[a-z0-9-]`; an error that carries anything else is named by its class."""
+
+    async def publish(_: object) -> None:
+        raise TalkativeError(code)
+
+    async with open_room(faulty, name="main") as room:
+        run = await room.start(nothing, publish=publish)
+        await wait_all_tasks_blocked()
+        (hold,) = room.held()
+        facts = await facts_of(room, run.id)
+        abandon_held(room)
+
+    assert hold.code == facts.error == "TalkativeError"
+
+
+async def test_a_class_can_not_be_named_without_end(faulty: FaultyStore) -> None:
+    """R-85: the name of a class made at run time is cut like everything that is shown."""
+    endless = type("E" * 1_000, (Exception,), {})
+
+    async def publish(_: object) -> None:
+        raise endless
+
+    async with open_room(faulty, name="main") as room:
+        await room.start(nothing, publish=publish)
+        await wait_all_tasks_blocked()
+        (hold,) = room.held()
+        abandon_held(room)
+
+    assert hold.code == "E" * 120
 
 
 @pytest.mark.parametrize("who", ["root", "child"])

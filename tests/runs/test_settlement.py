@@ -536,6 +536,54 @@ async def test_live_facts_that_change_while_the_row_is_read_are_read_again() -> 
     assert (report.lease, report.settled) == (Presence.ABSENT, True)
 
 
+async def test_a_family_that_never_rests_can_not_keep_a_report_from_ending() -> None:
+    """R-83: leases that change at every reading end in a report of the last one; lease and owner are still of one moment."""
+    stop, loads = trio.Event(), 0
+    parents: list[Run[None]] = []
+
+    class Restless(FaultyStore):
+        async def load_run(self, room: str, run_id: RunId) -> RunRecord | None:
+            nonlocal loads
+            loads += 1
+            record = await super().load_run(room, run_id)
+            await parents[0].start_child(wait_for, stop)
+            return record
+
+    async with open_room(Restless(MemoryStore()), name="r") as room:
+        parents.append(await room.start(wait_for, stop))
+        report = await observe_settlement(room, parents[0].id)
+        stop.set()
+
+    assert (report.lease, report.settled) == (Presence.PRESENT, False)
+    assert len(report.leases) == loads <= 10
+
+
+async def test_an_end_in_the_last_reading_is_read_once_more() -> None:
+    """R-83: however often a family has changed, a lease that goes while the row is read isn't told beside that row."""
+    stop = trio.Event()
+    parents: list[Run[None]] = []
+    loads: list[RunStatus] = []
+
+    class Restless(FaultyStore):
+        async def load_run(self, room: str, run_id: RunId) -> RunRecord | None:
+            record = await super().load_run(room, run_id)
+            assert record is not None
+            loads.append(record.status)
+            if len(loads) < 10:
+                await parents[0].start_child(wait_for, stop)
+            else:
+                stop.set()
+                await wait_all_tasks_blocked()
+            return record
+
+    async with open_room(Restless(MemoryStore()), name="r") as room:
+        parents.append(await room.start(wait_for, stop))
+        report = await observe_settlement(room, parents[0].id)
+
+    assert loads == [RunStatus.RUNNING] * 10 + [RunStatus.COMPLETED]
+    assert (report.lease, report.settled) == (Presence.ABSENT, True)
+
+
 async def test_observing_writes_nothing(faulty: FaultyStore) -> None:
     """R-83: neither the owner's nor a cold observation changes anything."""
     stop = trio.Event()

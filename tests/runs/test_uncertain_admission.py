@@ -18,6 +18,7 @@ from spindel.errors import (
     CallbackNotExitedError,
     ForeignRoomError,
     NotHeldError,
+    OperatorError,
     RecoveryInProgressError,
     StaleRevisionError,
     WriteRefusedError,
@@ -288,6 +289,29 @@ async def test_one_recovery_at_a_time(faulty: FaultyStore) -> None:
     assert claimed.claimed
     assert still.claimed
     assert scene.spied.calls == ["construct", "dispose"]
+
+
+async def test_hold_and_lease_stand_at_one_phase_while_a_recovery_walks_on(faulty: FaultyStore) -> None:
+    """R-62: at any moment `room.held()` names the phase that the lease's facts have; with it, a second one is told why."""
+    faulty.fail(2, Fault.BEFORE, of=AdmitRun)
+    async with open_room(faulty, name="main") as room:
+        scene = open_scene(room)
+        error = await scene.begin()
+        scene.spied.dispose_waits = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(scene.reconcile, error.run_id)
+            await scene.spied.entered.wait()
+            (hold,) = room.held()
+            facts = await scene.facts(error.run_id)
+            try:
+                await scene.reconcile(error.run_id, phase=LeasePhase(hold.phase))
+            except OperatorError as refused:
+                scene.errors.append(refused)
+            scene.spied.dispose_waits.set()
+        await scene.parent.result()
+
+    assert (hold.phase, facts.phase) == ("disposing", LeasePhase.DISPOSING)
+    assert [type(refused) for refused in scene.errors[1:]] == [RecoveryInProgressError]
 
 
 async def test_a_failed_recovery_takes_a_new_revision(faulty: FaultyStore) -> None:
