@@ -24,7 +24,7 @@ from spindel.errors import (
 from spindel.ids import RunId
 from spindel.runs import Child, Finishing, LeasePhase, Outcome, Room, RoomState, Run, observe_settlement, open_room
 from spindel.runs._entry import Entry
-from spindel.store import AdmitRun, FenceAdmission, FinishRun, MemoryStore, RunStatus
+from spindel.store import AdmitRun, FenceAdmission, FinishRun, JobIdentity, MemoryStore, RunStatus
 from spindel.testing.faults import Fault, FaultyStore
 
 if TYPE_CHECKING:
@@ -609,3 +609,44 @@ async def test_a_row_is_written_once_for_a_child_and_once_for_its_end(faulty: Fa
     assert len(faulty.written(AdmitRun)) == 11
     assert len(faulty.written(FinishRun)) == 11
     assert len(faulty.writes) == 1 + 22  # and the look for orphans when the room was opened
+
+
+class Unstorable:
+    """A finisher whose identity can't be a row: options are fine, and only the store finds out."""
+
+    job = JobIdentity(key=7)  # type: ignore[arg-type]
+
+    async def finish(self, finishing: Finishing) -> None:
+        raise AssertionError("its Run never begins")
+
+
+async def test_a_group_with_a_row_that_can_not_be_stored_is_refused_and_leaves_no_trace(store: Store) -> None:
+    """R-08, R-39: the store takes none of a group in which one row is invalid; each is refused by name, none is kept."""
+    results: list[Run[Any] | AdmissionError] = []
+
+    async def parent(run: Run[None]) -> None:
+        children: list[Child[Any]] = [Child.of(never), Child.of(never, finisher=Unstorable())]
+        results.extend(await run.start_children(children))
+
+    async with open_room(store, name="r") as room:
+        run = await room.start(parent)
+        await run.result()
+        rows = (await room.list_runs()).runs
+
+    assert [type(result) for result in results] == [AdmissionRefusedError] * 2
+    assert [(error.code, error.transient) for error in results if isinstance(error, AdmissionRefusedError)] == [
+        ("invalid-record", False)
+    ] * 2
+    assert all("job_key" in str(error) for error in results)
+    assert [row.id for row in rows] == [run.id]
+
+
+async def test_a_single_row_that_can_not_be_stored_is_refused_as_what_it_is(store: Store) -> None:
+    """R-08, R-39: started alone, it raises the store's `InvalidRecordError`, and its lease is gone."""
+
+    async def parent(run: Run[None]) -> None:
+        with pytest.raises(InvalidRecordError, match="job_key"):
+            await run.start_child(never, finisher=Unstorable())
+
+    async with open_room(store, name="r") as room:
+        await (await room.start(parent)).result()

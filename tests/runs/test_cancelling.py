@@ -436,3 +436,30 @@ async def test_children_of_a_deep_tree_are_reached_without_recursion() -> None:
     assert asked == 1501
     assert len(ended) == 1501
     assert run.outcome_nowait().status is RunStatus.CANCELLED
+
+
+async def test_a_plain_task_that_waits_for_its_nursery_is_cancelled_with_its_run(store: Store) -> None:
+    """R-25: a task started in the turn of the request has no nursery yet; it is cancelled as soon as it has one."""
+    let_go = trio.Event()
+    noted: list[str] = []
+
+    async def plain() -> None:
+        try:
+            await let_go.wait()
+        except trio.Cancelled:
+            noted.append("cancelled")
+            raise
+
+    async def body(run: Run[int]) -> int:
+        run.start_soon(plain)
+        run.cancel()
+        return 7
+
+    async with open_room(store, name="r") as room:
+        run = await room.start(body)
+        await wait_all_tasks_blocked()
+        let_go.set()
+        outcome = await run.outcome()
+
+    assert noted == ["cancelled"]
+    assert (outcome.status, outcome.value) == (RunStatus.COMPLETED, 7)

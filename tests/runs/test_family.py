@@ -382,6 +382,24 @@ async def test_a_family_that_is_not_empty_at_the_seal_is_joined_by_one_launch(ch
     assert left == 0
 
 
+async def test_a_kept_child_keeps_nothing_of_those_above_it() -> None:
+    """R-86: whoever keeps the last of a hundred generations keeps one record, not a chain of a hundred."""
+    kept: list[Run[Any]] = []
+    before = entries_alive()
+
+    async def generation(run: Run[None], left: int) -> None:
+        child = await run.start_child(generation, left - 1) if left else run
+        if not left:
+            kept.append(child)
+
+    async with open_room(name="r") as room:
+        await (await room.start(generation, 99)).result()
+        left = entries_alive() - before
+
+    assert len(kept) == 1
+    assert left == 1
+
+
 # -- a model beside the family ---------------------------------------------------------------------------------------
 
 

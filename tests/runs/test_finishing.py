@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from spindel.errors import (
     AcknowledgeRefusedError,
+    AdmissionRefusedError,
     RoomOwnershipLostError,
     RunAbandonedError,
     RunNotFinishedError,
@@ -492,3 +494,44 @@ class TestFinisher:
                     await run.result()
 
         assert (await row_of(faulty, run)).status is RunStatus.RUNNING
+
+
+@pytest.mark.parametrize("end", ["abandoned", "lost"])
+async def test_an_outcome_that_is_not_stored_is_not_published(faulty: FaultyStore, end: str) -> None:
+    """R-12, R-20, R-43: given up or taken over, a Run has no outcome that anybody may publish, and its lease goes."""
+    faulty.fail(1, Fault.REFUSED, of=FinishRun, transient=False)
+    problem = RunAbandonedError if end == "abandoned" else RoomOwnershipLostError
+    published: list[object] = []
+    ended: list[type[BaseException]] = []
+
+    async def publish(outcome: object) -> None:
+        published.append(outcome)
+
+    async def scenario() -> None:
+        async with open_room(faulty, name="r") as room:
+            run = await room.start(give, 1, publish=publish)
+            await wait_all_tasks_blocked()
+            phases = [hold.phase for hold in room.held()]
+            if end == "abandoned":
+                abandon_held(room)
+            else:
+                faulty.lose("r")
+                with suppress(AdmissionRefusedError, RoomOwnershipLostError):
+                    await room.start(give, 2)
+            with suppress(trio.Cancelled), trio.CancelScope(shield=True):
+                try:
+                    await run.result()
+                except (RunAbandonedError, RoomOwnershipLostError) as error:
+                    ended.append(type(error))
+                await wait_all_tasks_blocked()
+            assert phases == ["terminal"]
+            assert room.entries == {}
+
+    if end == "lost":
+        with pytest.raises(RoomOwnershipLostError):
+            await scenario()
+    else:
+        await scenario()
+
+    assert ended == [problem]
+    assert published == []

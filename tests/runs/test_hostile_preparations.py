@@ -34,6 +34,7 @@ from spindel.runs import (
     open_room,
 )
 from spindel.store import AdmitRun, Confirmation, FenceAdmission, FinishRun, RecordDisposal, RunStatus
+from spindel.testing.clocks import ManualWallClock
 from spindel.testing.faults import Fault, FaultyStore
 
 if TYPE_CHECKING:
@@ -364,3 +365,46 @@ async def test_a_hold_of_a_lost_room_keeps_nothing(faulty: FaultyStore) -> None:
         await scenario()
 
     assert faulty.written(FenceAdmission) == []
+
+
+async def test_a_preparation_that_fails_in_a_lost_room_is_told_and_not_held(faulty: FaultyStore) -> None:
+    """R-12: its fence can't be stored any more, so no operator could finish it; the error says that nothing is held."""
+
+    async def dispose() -> Disposal:
+        raise AssertionError("nothing is disposed before its fence")
+
+    async def construct(run_id: RunId, acquisition: Acquisition) -> None:
+        acquisition.begin("thing", dispose)
+        faulty.lose("main")
+        raise ValueError
+
+    kept: list[AdmissionError] = []
+
+    async def scenario() -> None:
+        async with open_room(faulty, name="main") as room:
+            run = await room.start(parent_of, Does(construct), kept)
+            await run.result()
+
+    with pytest.raises(RoomOwnershipLostError):
+        await scenario()
+
+    (error,) = kept
+    assert isinstance(error, PreparationError)
+    assert (error.disposal, error.held) == (None, False)
+
+
+async def test_a_row_is_dated_when_it_is_issued_not_when_its_preparation_began(faulty: FaultyStore) -> None:
+    """R-37: `created_at` is the admission's begin; `started_at` comes after whatever was constructed meanwhile."""
+    wall = ManualWallClock()
+
+    async def construct(run_id: RunId, acquisition: Acquisition) -> None:
+        acquisition.nothing()
+        wall.advance(7)
+
+    async with open_room(faulty, name="main", wall_clock=wall) as room:
+        run = await room.start(nothing, prepare=Does(construct))
+        await run.result()
+        row = await room.load(run.id)
+
+    assert row is not None
+    assert row.started_at - row.created_at == 7_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
 import pytest
@@ -16,10 +16,12 @@ from spindel.errors import (
     AcknowledgeRefusedError,
     AdmissionUncertainError,
     CallbackNotExitedError,
+    DuplicateRunError,
     ForeignRoomError,
     NotHeldError,
     OperatorError,
     RecoveryInProgressError,
+    RoomOwnershipLostError,
     StaleRevisionError,
     WriteRefusedError,
 )
@@ -38,6 +40,9 @@ from spindel.runs import (
 )
 from spindel.store import AdmitRun, FenceAdmission, RecordDisposal, RunStatus
 from spindel.testing.faults import Fault, FaultyStore
+
+if TYPE_CHECKING:
+    from spindel.observe import RoomEvent
 
 ANOTHER = Revision(UUID(int=7))
 
@@ -138,6 +143,34 @@ async def test_a_lost_reply_is_read_back_and_admits(faulty: FaultyStore) -> None
     assert scene.errors == []
     assert len(scene.bodies) == 1
     assert scene.spied.calls == ["construct"]
+
+
+async def test_another_row_read_back_under_the_same_id_refuses(faulty: FaultyStore) -> None:
+    """R-56: if the reading finds the id taken by other content, the write can never be stored: refused, not held."""
+    faulty.fail(3, Fault.BEFORE, of=AdmitRun)
+    refusals: list[DuplicateRunError] = []
+    async with open_room(faulty, name="main") as room:
+        scene = open_scene(room)
+
+        async def parent(run: Run[None]) -> None:
+            first = await run.start_child(scene.child)
+            await first.wait_returned()
+            try:
+                await run.start_child(scene.child, run_id=first.id, prepare=scene.spied)
+            except DuplicateRunError as error:
+                refusals.append(error)
+
+        run = await room.start(parent)
+        await wait_all_tasks_blocked()
+        held = room.held()
+        abandon_held(room)
+        outcome = await run.outcome()
+
+    assert held == ()
+    assert outcome.status is RunStatus.COMPLETED
+    assert [error.run_id for error in refusals] == scene.bodies
+    assert scene.spied.calls == ["construct", "dispose"]
+    assert faulty.written(FenceAdmission) == []
 
 
 async def test_a_stored_row_that_can_not_be_read_back_becomes_the_fence(faulty: FaultyStore) -> None:
@@ -331,6 +364,52 @@ async def test_a_failed_recovery_takes_a_new_revision(faulty: FaultyStore) -> No
     assert (after.phase, after.held, after.claimed) == (LeasePhase.DISPOSING, True, False)
     assert after.revision not in (None, before.revision)
     assert scene.spied.calls == ["construct", "dispose", "dispose"]
+
+
+async def test_an_operator_who_is_cancelled_before_claims_nothing(faulty: FaultyStore) -> None:
+    """R-63: a recovery whose caller is cancelled already isn't begun, and the hold stays as it was read."""
+    faulty.fail(2, Fault.BEFORE, of=AdmitRun)
+    async with open_room(faulty, name="main") as room:
+        scene = open_scene(room)
+        error = await scene.begin()
+        before = await scene.facts(error.run_id)
+        assert before.revision is not None
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await reconcile_settlement(
+                room, error.run_id, lease_id=before.lease_id, phase=before.phase, revision=before.revision
+            )
+        await wait_all_tasks_blocked()
+        after = await scene.facts(error.run_id)
+        abandon_held(room)
+
+    assert scope.cancelled_caught
+    assert after == before
+    assert faulty.written(FenceAdmission) == []
+
+
+async def test_a_recovery_that_finds_the_room_lost_holds_nothing_again(faulty: FaultyStore) -> None:
+    """R-12: a fence refused to an old owner loses the room; the hold ends with it instead of coming back."""
+    faulty.fail(2, Fault.BEFORE, of=AdmitRun)
+    events: list[RoomEvent] = []
+    after: list[LeaseFacts] = []
+
+    async def scenario() -> None:
+        # Shielded from the room's own cancel of its block, to see what it tells to the end.
+        async with open_room(faulty, name="main") as room, room.watch() as watch:
+            with trio.CancelScope(shield=True):
+                scene = open_scene(room)
+                error = await scene.begin()
+                faulty.lose("main")
+                after.append(await scene.reconcile(error.run_id))
+                while not events or events[-1].name != "run.recovered":
+                    events.append(await anext(watch))
+
+    with pytest.raises(RoomOwnershipLostError):
+        await scenario()
+
+    assert [event.name for event in events if "held" in event.name] == ["run.held"]
+    assert (after[0].held, after[0].phase) == (False, LeasePhase.RELEASED)
 
 
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
