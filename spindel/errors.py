@@ -61,10 +61,10 @@ The tree::
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from spindel.ids import LaunchId, LeaseId, RunId
 
@@ -548,6 +548,15 @@ class PreparationError(OperatorError, AdmissionError):
         super().__init__(f"the preparation of run {run_id} failed; it never began; {state}")
 
 
+class _Held(Protocol):
+    """What this layer needs to know of something held; see `spindel.runs.HeldObligation`."""
+
+    @property
+    def run_id(self) -> RunId: ...
+    @property
+    def phase(self) -> str: ...
+
+
 class RoomCloseRefusedError(OperatorError):
     """Runs or holds remain. The fence stays; `close` may be called again.
 
@@ -557,16 +566,23 @@ class RoomCloseRefusedError(OperatorError):
         held: what waits for an operator.
     """
 
-    def __init__(self, room: str, remaining: Sequence[RunId], held: Sequence[object]) -> None:
+    def __init__(self, room: str, remaining: Sequence[RunId], held: Sequence[_Held]) -> None:
         self.room = room
         self.remaining = tuple(remaining)
         self.held = tuple(held)
-        shown = ", ".join(str(run_id) for run_id in self.remaining[:5])
-        more = f" and {len(self.remaining) - 5} more" if len(self.remaining) > 5 else ""
+        holds = "nothing is held"
+        if self.held:
+            holds = "held: " + _first(f"run {hold.run_id} at {hold.phase}" for hold in self.held)
         super().__init__(
-            f"room {room!r} can't close yet: {len(self.remaining)} Runs remain ({shown}{more}), {len(self.held)} held; "
-            "it stays fenced: close it again when they have returned"
+            f"room {room!r} can't close yet: {len(self.remaining)} Runs remain ({_first(map(str, self.remaining))}), "
+            f"{holds}; it stays fenced: close it again when they have returned"
         )
+
+
+def _first(names: Iterable[str], limit: int = 5) -> str:
+    """Join the first few of many names."""
+    every = tuple(names)
+    return ", ".join(every[:limit]) + (f" and {len(every) - limit} more" if len(every) > limit else "")
 
 
 class StaleRevisionError(OperatorError):

@@ -37,7 +37,7 @@ async def print_check(db: str, as_json: bool) -> int:
     if as_json:
         echo(msgspec.json.encode(_facts(report)).decode())
     else:
-        _print(report)
+        _print(report, db)
     return ExitCode.DONE if report.ok else ExitCode.FAILED
 
 
@@ -58,7 +58,7 @@ class _Progress:
             echo("\r\x1b[2K", err=True, nl=False)
 
 
-def _print(report: CheckReport) -> None:
+def _print(report: CheckReport, db: str) -> None:
     for finding in report.findings:
         mark = click.style("violation", fg="red") if finding.violation else "note"
         echo(f"{mark}: {printable(finding.sentence)} ({finding.code})")
@@ -66,7 +66,7 @@ def _print(report: CheckReport) -> None:
         echo(f"… and {report.omitted:,} more findings")
     verdict = "all invariants hold" if report.ok else f"{report.violations:,} violations"
     counts = f"{report.rooms:,} rooms, {report.runs:,} Runs ({report.running:,} running), {report.causes:,} causes"
-    echo(f"{verdict}: {counts} in {printable(report.path)}")
+    echo(f"{verdict}: {counts} in {printable(db)}")
 
 
 def _facts(report: CheckReport) -> dict[str, Any]:

@@ -124,7 +124,7 @@ def test_a_check_of_a_file_in_order_says_what_it_read(grown: CommandLine) -> Non
     done = grown("check")
 
     assert done.code == 0
-    assert done.out.startswith("all invariants hold: 1 rooms, 18 Runs (0 running), 1 causes in ")
+    assert done.out == "all invariants hold: 1 rooms, 18 Runs (0 running), 1 causes in spindel.db\n"
     value = grown("check", "--json").value
     assert (value["ok"], value["runs"], value["violations"], value["findings"]) == (True, 18, 0, [])
 

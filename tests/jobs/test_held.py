@@ -95,6 +95,7 @@ class TestCallbacks:
             assert SECRET not in repr(shown)
             assert str(state.locator.revision) not in repr(shown)
             assert caught.value.remaining == (job.id,)
+            assert f"held: run {job.id} at core;" in str(caught.value)
             assert caught.value.held == (HeldObligation(job.id, None, None, "core", "ValueError", state.held_since),)
             assert any(str(job.id) in message and "core" in message for message in caplog.messages)
             after = await recover_now(room, job, "retry")
@@ -150,7 +151,8 @@ class TestCallbacks:
 
         assert (view.status, view.cleanup_stage, view.settled) == (RunStatus.COMPLETED, Stage.ADAPTER, False)
         assert (report.lease, report.owner, report.settled) == (Presence.PRESENT, Presence.PRESENT, False)
-        assert [(hold.run_id, hold.phase) for hold in caught.value.held] == [(job.id, "adapter")]  # type: ignore[attr-defined]
+        assert [(hold.run_id, hold.phase) for hold in caught.value.held] == [(job.id, "adapter")]
+        assert f"held: run {job.id} at adapter;" in str(caught.value)
         assert adapter.calls == ["core", "adapter"]
         assert acknowledged.status is RunStatus.COMPLETED
         assert (after.status, after.error, after.ended_at) == (RunStatus.COMPLETED, None, before.ended_at)
