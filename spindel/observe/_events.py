@@ -112,14 +112,15 @@ class RunHeld(RoomEvent):
 
 @attrs.frozen
 class RunRecovered(RoomEvent):
-    """A hold ended, by what an operator did. Each hold is told so once, however it ended.
+    """A hold ended, mostly by what an operator did. Each hold is told so once, however it ended.
 
     A hold that was given up is told, too: else whoever counts holds would count it for ever.
 
     Attributes:
         run_id: the Run.
         phase: the phase, launch kind or stage that it was last told to be held at.
-        action: `retry`, `acknowledge`, or `abandon`, which recovered nothing: that Run and those above it never finish.
+        action: `retry`; `acknowledge`; `withdraw`, when whoever waited for a launch that had not begun was cancelled;
+            or `abandon`, which recovered nothing: what was held, and often the Runs above it, never finish.
     """
 
     name: ClassVar[str] = "run.recovered"

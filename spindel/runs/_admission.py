@@ -88,7 +88,7 @@ def reserve(room: Room, parent: Entry | None, run_id: RunId | None) -> Entry:
         if room.state not in _ADMITTING_CHILDREN:
             raise RoomAdmissionClosedError(room.name, room.state.value)
         if parent.family is None:
-            parent.family = FamilyState()
+            parent.family = FamilyState(parent)
         family = parent.family
     if run_id is None:
         run_id = room.new_run_id()

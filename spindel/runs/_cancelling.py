@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from spindel.observe import RunCancelRequested
-from spindel.runs._frontier import current_entry
+from spindel.runs._frontier import enter_run, without_frontiers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
@@ -106,14 +106,15 @@ def add_callback(entry: Entry, key: str, callback: Callable[[str], None]) -> boo
 def _calling_back(room: Room) -> Generator[None]:
     outer, room.calling_back = room.calling_back, True
     try:
-        yield
+        with without_frontiers():
+            yield
     finally:
         room.calling_back = outer
 
 
 def _call(entry: Entry, key: str, callback: Callable[[str], None], reason: str) -> None:
     context = copy_context()
-    context.run(current_entry.set, entry)
+    context.run(enter_run, entry)
     try:
         context.run(callback, reason)
     except BaseException as error:  # noqa: ASYNC103, BLE001  one bad callback must not keep the rest from stopping

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
+from spindel.runs._parking import park
 from spindel.runs._states import LeasePhase, Publication
 from spindel.store import FAMILY_VERSION, RunStatus
 
@@ -54,9 +55,11 @@ class FamilyState:
     A family has returned when it is sealed and has no lease. It is then joined by whoever registered as joiner.
     """
 
-    __slots__ = ("abandoned", "blocks", "joined", "leases", "sealed", "waiters")
+    __slots__ = ("abandoned", "blocks", "joined", "leases", "parent", "sealed", "waiters")
 
-    def __init__(self) -> None:
+    def __init__(self, parent: Entry | None = None) -> None:
+        # Whose family it is, None for the room's own.
+        self.parent = parent
         self.leases: dict[int, Entry] = {}
         self.sealed = False
         # Called once, in the turn in which the family returns.
@@ -72,6 +75,11 @@ class FamilyState:
     def returned(self) -> bool:
         """True once it is sealed and nothing is owed."""
         return self.sealed and not self.leases
+
+    async def wait_returned(self) -> None:
+        """Wait until it has returned, for the one who joins it. Not cancellable."""
+        if not self.returned:
+            await park(lambda resume: setattr(self, "joined", resume))
 
     def seal(self) -> None:
         """Admit nobody any more; idempotent."""

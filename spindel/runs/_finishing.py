@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from spindel.ids import RunId
-    from spindel.runs._entry import Entry
+    from spindel.runs._entry import Entry, FamilyState
     from spindel.runs._pool import Launch
     from spindel.store import Mutation, RunRecord
 
@@ -324,6 +324,9 @@ def release(entry: Entry, end: str) -> None:
         entry.done.set()
     if entry.started is not None:
         entry.started.event.set()
+    if entry.family is not None:
+        # Whoever keeps an ended child keeps the family that owned it, and so must not keep all that was above.
+        entry.family.parent = None
     entry.scope = entry.callbacks = entry.family = entry.work = None
     if entry.finisher is None:
         _leave(entry)
@@ -346,7 +349,9 @@ async def _join(entry: Entry) -> bool:
     returned = True
     if family is not None:
         # A family that is empty at the seal is returned by it: a leaf pays for no launch.
-        returned = await entry.room.pool.join(entry, family) if family.leases else not family.abandoned
+        if family.leases:
+            returned = await _join_family(entry, family)
+        returned = returned and not family.abandoned
     if entry.host is not None:
         await entry.host.join()
         entry.host = None
@@ -357,6 +362,20 @@ async def _join(entry: Entry) -> bool:
     if entry.verdict is None:
         _decide_with_family(entry)
     return returned
+
+
+async def _join_family(entry: Entry, family: FamilyState) -> bool:
+    """Join on the pool. False if an operator gave up the worker: then nobody certifies the return.
+
+    What was given up is the worker's word, not the children. An admission whose row is on its way may still become one,
+    and its nursery is closed next, so the Run waits for its family all the same.
+    """
+    try:
+        await entry.room.pool.join(family)
+    except RunAbandonedError:
+        await family.wait_returned()
+        return False
+    return True
 
 
 def _decide_with_family(entry: Entry) -> None:

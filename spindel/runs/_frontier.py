@@ -6,13 +6,21 @@ somebody who needs that very stretch, so such waits are refused before they begi
 A frontier belongs to the task that opened it. It also covers tasks in nurseries that the holder opens inside it, since
 the holder can't leave before they end, and the threads that it enters. A task that the holder merely starts elsewhere
 is not covered: nobody waits for it.
+
+How a thread is known. `trio.from_thread` runs code in the very task that entered the thread, which needs nothing. With
+a `trio_token` it runs code in a system task, and what that has in common with the task which entered the thread is the
+context alone: so a stretch is noted in its holder's context, and looked for in that of the outermost task. Two things
+Trio doesn't tell. A task that the holder started elsewhere has its context, too, and nobody sees it enter a thread: what
+that thread waits for by token is refused while the stretch lasts, though it could end. And a task that somebody else
+started in a nursery of the holder's doesn't have it: what its thread waits for by token is not refused. `run_native`
+looks at the task that calls it, so it gets both right.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 import trio
@@ -29,7 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Block",
-    "bind_launch",
+    "carried_into_a_thread",
+    "carry",
     "check_wait",
     "check_wait_lease",
     "current_entry",
@@ -37,9 +46,9 @@ __all__ = [
     "enter_run",
     "frontier",
     "held_frontier",
-    "is_launched",
-    "launch_frontier",
+    "is_carrying",
     "reserving",
+    "without_frontiers",
 ]
 
 current_entry: Final[ContextVar[Entry | None]] = ContextVar("spindel run", default=None)
@@ -49,21 +58,27 @@ _CALLBACK_TASK: Final = "<TrioToken.run_sync_soon task>"
 
 
 @attrs.define(eq=False)
-class _Frontier:
+class _Stretch:
+    """What covers a task: its reason, holder, how many nurseries the holder had open, and whether it still lasts."""
+
     reason: str
     holder: trio.lowlevel.Task
     nurseries: int
+    lasts: bool = True
 
 
 @attrs.define(eq=False)
-class Block(_Frontier):
+class Block(_Stretch):
     """The stretch in which a task is inside an admission: its reserve block, or the construction of what it needs."""
 
-    entry: Entry
+    entry: Entry = attrs.field(kw_only=True)
 
 
-_open: Final[trio.lowlevel.RunVar[list[_Frontier]]] = trio.lowlevel.RunVar("spindel frontiers")
-_launched_under: Final[ContextVar[_Frontier | None]] = ContextVar("spindel launch frontier", default=None)
+S = TypeVar("S", bound=_Stretch)
+
+_open: Final[trio.lowlevel.RunVar[list[_Stretch]]] = trio.lowlevel.RunVar("spindel frontiers")
+# The stretches of a context, outermost first, for the threads that are entered with it.
+_carried: Final[ContextVar[tuple[_Stretch, ...]]] = ContextVar("spindel stretches", default=())
 
 
 def current_run() -> Run[Any] | None:
@@ -85,28 +100,53 @@ def frontier(reason: str) -> Generator[None]:
     """
     check_reason(reason)
     task = trio.lowlevel.current_task()
-    mark = _Frontier(reason, task, len(task.child_nurseries))
-    frontiers = _frontiers()
-    frontiers.append(mark)
-    try:
+    with _listed(_Stretch(reason, task, len(task.child_nurseries)), _frontiers()):
         yield
-    finally:
-        frontiers.remove(mark)
 
 
 @contextmanager
 def reserving(entry: Entry) -> Generator[None]:
     """Mark that this task is inside the admission of `entry`: waiting there for its parent could never end."""
     task = trio.lowlevel.current_task()
-    block = Block("self", task, len(task.child_nurseries), entry)
     family = entry.owner
     if family.blocks is None:
         family.blocks = []
-    family.blocks.append(block)
+    with _listed(Block("self", task, len(task.child_nurseries), entry=entry), family.blocks):
+        yield
+
+
+@contextmanager
+def _listed(stretch: S, stretches: list[S]) -> Generator[None]:
+    """Keep a stretch in its list, and in this context, for the length of a block; blocks may end in any order."""
+    stretches.append(stretch)
+    _carried.set((*_lasting(), stretch))
     try:
         yield
     finally:
-        family.blocks.remove(block)
+        stretches.remove(stretch)
+        stretch.lasts = False
+        _carried.set(_lasting())
+
+
+def _lasting() -> tuple[_Stretch, ...]:
+    return tuple(stretch for stretch in _carried.get() if stretch.lasts)
+
+
+@contextmanager
+def without_frontiers() -> Generator[None]:
+    """Put all frontiers of the loop aside for code of an author's that is called in the middle of a turn.
+
+    It is no task's, though a task that holds one may have called, and it can't wait, so nobody else sees them gone.
+    """
+    frontiers = _frontiers()
+    if not frontiers:
+        yield
+        return
+    _open.set([])
+    try:
+        yield
+    finally:
+        _open.set(frontiers)
 
 
 def held_frontier() -> str | None:
@@ -118,27 +158,31 @@ def held_frontier() -> str | None:
     return _held_by(task)
 
 
-def launch_frontier() -> object:
-    """Give the frontier that a launch by this task would carry into its thread, or None."""
-    frontiers = _frontiers()
-    return _covering(trio.lowlevel.current_task(), frontiers) if frontiers else None
+def carried_into_a_thread() -> tuple[object, ...]:
+    """Give the stretches that cover this task, for a thread that it enters with a fresh context."""
+    frontiers, carried = _frontiers(), _carried.get()
+    if not frontiers and not carried:
+        return ()
+    task = trio.lowlevel.current_task()
+    blocks = [stretch for stretch in carried if isinstance(stretch, Block) and stretch.lasts]
+    return tuple(stretch for stretch in (*blocks, *frontiers) if _covering(task, (stretch,)) is not None)
 
 
-def bind_launch(mark: object) -> None:
-    """Carry a frontier into the fresh context of a launch."""
-    _launched_under.set(mark if isinstance(mark, _Frontier) else None)
+def carry(stretches: tuple[object, ...]) -> None:
+    """Take them into the context of the thread."""
+    _carried.set(tuple(stretch for stretch in stretches if isinstance(stretch, _Stretch)))
 
 
-def is_launched() -> bool:
-    """Tell whether this code's context came with a frontier's thread, as that of `trio.from_thread` does."""
-    return _launched_under.get() is not None
+def is_carrying() -> bool:
+    """Tell whether this code's context has a stretch, which a task that is merely started from here must not have."""
+    return bool(_carried.get())
 
 
 def enter_run(entry: Entry) -> None:
-    """Bind this context to a Run, for a task of its own. The frontier of a thread that started it stays behind."""
+    """Bind this context to a Run, for a task of its own or a callback. The stretches of whoever started it stay behind."""
     current_entry.set(entry)
-    if _launched_under.get() is not None:
-        _launched_under.set(None)
+    if _carried.get():
+        _carried.set(())
 
 
 def check_wait(target: Entry | None, room_family: FamilyState | None = None) -> None:
@@ -197,11 +241,11 @@ def _waiting_task() -> trio.lowlevel.Task:
     return task
 
 
-def _frontiers() -> list[_Frontier]:
+def _frontiers() -> list[_Stretch]:
     try:
         return _open.get()
     except LookupError:
-        frontiers: list[_Frontier] = []
+        frontiers: list[_Stretch] = []
         _open.set(frontiers)
         return frontiers
 
@@ -212,22 +256,28 @@ def _held_by(task: trio.lowlevel.Task) -> str | None:
     frontiers = _frontiers()
     if not frontiers:
         return None
-    mark = _covering(task, frontiers)
-    if mark is None:
-        launched = _launched_under.get()
-        mark = launched if launched in frontiers else None
-    return None if mark is None else mark.reason
+    stretch = _covering(task, frontiers)
+    return None if stretch is None else stretch.reason
 
 
-def _covering(task: trio.lowlevel.Task, frontiers: Sequence[_Frontier]) -> _Frontier | None:
-    for mark in reversed(frontiers):
-        if mark.holder is task:
-            return mark
-    nursery = task.parent_nursery
+def _covering(task: trio.lowlevel.Task, stretches: Sequence[S]) -> S | None:
+    """Give the innermost of these stretches that covers a task: its own, an ancestor's, or that of its thread."""
+    for stretch in reversed(stretches):
+        if stretch.holder is task:
+            return stretch
+    outermost, nursery = task, task.parent_nursery
     while nursery is not None:
         parent = nursery.parent_task
-        for mark in reversed(frontiers):
-            if mark.holder is parent and nursery in parent.child_nurseries[mark.nurseries :]:
-                return mark
+        for stretch in reversed(stretches):
+            if stretch.holder is parent and nursery in parent.child_nurseries[stretch.nurseries :]:
+                return stretch
         nursery = parent.parent_nursery
+        if nursery is not None:
+            outermost = parent
+    # Only a task of Trio's own nursery can have come from a thread, with the context of whoever entered that. What the
+    # outermost task holds itself was looked at above, and a task that it started elsewhere is not covered by it.
+    carried = outermost.context.get(_carried, ())
+    for stretch in reversed(stretches):
+        if stretch in carried and stretch.holder is not outermost:
+            return stretch
     return None

@@ -14,16 +14,18 @@ a full limiter would wait for itself.
 
 Callback and id are retained before the ticket is constructed, and the ticket is registered before it is submitted. So
 whatever fails, there is exactly one ticket, which runs at most once, and the launch is held where it failed.
+
+A `wait` and a `native` launch are there for their waiter only, so they end with it: cancelled while the ticket is new,
+held or not, it is used up and never submitted again. Later, a `wait` is cancelled, and a thread waited for.
 """
 
 from __future__ import annotations
 
-import threading
 from contextlib import contextmanager
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple, cast
 
-import attrs
 import trio
 
 from spindel.clock import foreign_work
@@ -34,136 +36,30 @@ from spindel.errors import (
     RunAbandonedError,
     StaleRevisionError,
 )
-from spindel.ids import LaunchId
 from spindel.runs._entry import FamilyReturned
-from spindel.runs._frontier import bind_launch, current_entry, launch_frontier
-from spindel.runs._parking import park
+from spindel.runs._frontier import carried_into_a_thread, carry, current_entry
+from spindel.runs._launch import Executor, Launch, TaskExecutor, ThreadExecutor, Ticket
 from spindel.runs._states import HoldKind, LaunchKind, LaunchState, TicketState
+from spindel.store._executor import refuse_abort
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
 
-    from spindel.ids import Revision
+    from spindel.ids import LaunchId, Revision, RunId
     from spindel.runs._entry import Entry, FamilyState
-    from spindel.runs._holds import Hold
     from spindel.runs._room import Room
 
-__all__ = ["Executor", "Launch", "LaunchGivenUpError", "TaskExecutor", "Ticket", "WorkerPool"]
+__all__ = ["Executor", "Launch", "LaunchGivenUpError", "Ticket", "WorkerPool"]
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
-
-class Ticket:
-    """A permission to run a launch, usable once, claimed from any thread.
-
-    Args:
-        launch_id: the launch it belongs to.
-    """
-
-    __slots__ = ("_lock", "_state", "id")
-
-    def __init__(self, launch_id: LaunchId) -> None:
-        self.id = launch_id
-        self._state = TicketState.NEW
-        self._lock = threading.Lock()
-
-    @property
-    def state(self) -> TicketState:
-        """How far it is."""
-        return self._state
-
-    def claim(self) -> bool:
-        """Take it from NEW to RUNNING; True for the one who did."""
-        return self._swap(TicketState.NEW, TicketState.RUNNING)
-
-    def cancel(self) -> bool:
-        """Take it from NEW to CANCELLED, so that it never runs."""
-        return self._swap(TicketState.NEW, TicketState.CANCELLED)
-
-    def finish(self) -> None:
-        """Take it from RUNNING to DONE."""
-        self._swap(TicketState.RUNNING, TicketState.DONE)
-
-    def _swap(self, old: TicketState, new: TicketState) -> bool:
-        with self._lock:
-            if self._state is not old:
-                return False
-            self._state = new
-            return True
-
-
-class Launch:
-    """One callback that the pool is to run, and what became of it."""
-
-    __slots__ = ("_id", "caller", "entry", "error", "exited", "fn", "hold", "kind", "result", "room", "state", "ticket")
-
-    def __init__(self, room: Room, kind: LaunchKind, fn: Callable[[], Awaitable[Any]], entry: Entry) -> None:
-        self.room = room
-        self.kind = kind
-        self.fn = fn
-        self.entry = entry
-        self._id: LaunchId | None = None
-        self.ticket: Ticket | None = None
-        self.state = LaunchState.RETAINED
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.hold: Hold | None = None
-        # True once the executor has reported that whatever ran the ticket is over.
-        self.exited = False
-        # Called once, in the turn in which the launch has come back or was given up.
-        self.caller: Callable[[], None] | None = None
-
-    @property
-    def id(self) -> LaunchId:
-        """The stable id, made when it is first needed."""
-        if self._id is None:
-            self._id = LaunchId(self.room.next_uuid())
-        return self._id
-
-    def tell(self) -> None:
-        """Resume whoever waits for it."""
-        caller, self.caller = self.caller, None
-        if caller is not None:
-            caller()
+_OVER: Final = frozenset({LaunchState.RETURNED, LaunchState.FAILED})
+_END_WITH_THEIR_WAITER: Final = frozenset({LaunchKind.WAIT, LaunchKind.NATIVE})
 
 
 class LaunchGivenUpError(RunAbandonedError):
     """The launch itself was given up by an operator; never what its callback raised."""
-
-
-class Executor(Protocol):
-    """Where launches run. A port, so that tests can refuse, lose and delay."""
-
-    def construct(self, launch: Launch) -> Ticket:
-        """Make the launch's ticket. May raise; then nothing exists."""
-        ...
-
-    def submit(self, launch: Launch, run: Callable[[Launch], Awaitable[None]]) -> None:
-        """Take the launch's registered ticket: `run(launch)` runs it, and `launch.exited` is set when that is over.
-
-        May raise before or after it took the ticket.
-        """
-        ...
-
-
-@attrs.frozen
-class TaskExecutor:
-    """Runs launches as tasks of a nursery, each in a fresh context."""
-
-    nursery: trio.Nursery
-
-    def construct(self, launch: Launch) -> Ticket:
-        """Make a ticket."""
-        return Ticket(launch.id)
-
-    def submit(self, launch: Launch, run: Callable[[Launch], Awaitable[None]]) -> None:
-        """Start the task."""
-        Context().run(self.nursery.start_soon, self._run, launch, run)
-
-    async def _run(self, launch: Launch, run: Callable[[Launch], Awaitable[None]]) -> None:
-        await run(launch)
-        launch.exited = True
 
 
 class WorkerPool:
@@ -177,133 +73,113 @@ class WorkerPool:
 
     def __init__(self, room: Room, nursery: trio.Nursery, threads_max: int) -> None:
         self._room = room
-        self.tasks: Executor = TaskExecutor(nursery)
+        self.tasks: Executor = TaskExecutor(nursery, self._run_ticket)
+        self.threads: Executor = ThreadExecutor()
         self.limiter = trio.CapacityLimiter(threads_max)
         self.launches: dict[int, Launch] = {}
 
-    async def join(self, entry: Entry, family: FamilyState) -> bool:
-        """Wait, on a worker, until a sealed family has returned. Not cancellable.
+    # -- launching --------------------------------------------------------------------------------------------------
+
+    async def join(self, family: FamilyState) -> FamilyReturned:
+        """Wait, on a worker, until a Run's sealed family has returned. Not cancellable.
 
         Returns:
-            True once it has; False if an operator abandoned it, so that its return is unknown.
+            The family's own sentinel, which alone says that it returned.
+
+        Raises:
+            RunAbandonedError: an operator gave the launch up, so nobody says anything.
         """
+        entry = family.parent
+        assert entry is not None, "the room's own family is waited for by its block"
+        sentinel = FamilyReturned(entry.run_id, self._room.incarnation)
 
         async def wait_for_family() -> FamilyReturned:
-            if not family.returned:
-                await park(lambda resume: setattr(family, "joined", resume))
-            return FamilyReturned(entry.run_id, self._room.incarnation)
+            await family.wait_returned()
+            return sentinel
 
         launch = Launch(self._room, LaunchKind.JOIN, wait_for_family, entry)
-        await self._run_to_end(launch)
-        if launch.state is not LaunchState.RETURNED:
-            return False
-        return not family.abandoned
+        return cast("FamilyReturned", await self._run_to_end(launch))
 
-    async def call(self, kind: LaunchKind, fn: Callable[[], Awaitable[R]], entry: Entry) -> R:
-        """Run `fn` as a task of the pool, bound to the Run, and wait for it. Not cancellable.
+    async def call(self, kind: LaunchKind, fn: Callable[[], Awaitable[R]], *, run_id: RunId) -> R:
+        """Run `fn` as a task of the pool, bound to the Run, and wait for it.
+
+        Cancellation: none; a `wait` is a checkpoint, and its callback is cancelled and waited for.
 
         Raises:
             BaseException: what `fn` raised.
             RunAbandonedError: the executor never took it, and an operator gave it up.
         """
-        launch = Launch(self._room, kind, fn, entry)
-        await self._run_to_end(launch)
-        if launch.error is not None:
-            raise launch.error
-        if launch.state is not LaunchState.RETURNED:
-            raise LaunchGivenUpError(entry.run_id)
-        return cast("R", launch.result)
+        launch = Launch(self._room, kind, fn, self._room.entries[run_id.int])
+        if kind is LaunchKind.WAIT:
+            launch.scope = trio.CancelScope()
+        return cast("R", await self._run_to_end(launch))
 
-    async def call_native(self, fn: Callable[[*Ts], R], *args: *Ts, entry: Entry) -> R:
-        """Run `fn(*args)` in a thread, bound to the Run, and wait for it.
+    @trio.lowlevel.enable_ki_protection
+    async def call_native(self, fn: Callable[[*Ts], R], *args: *Ts, run_id: RunId) -> R:
+        """Run `fn(*args)` in a thread, bound to the Run, and wait for it; the Run doesn't end before that.
 
-        Cancellation: a checkpoint while it waits for a free thread; once the thread runs it is waited for.
+        Cancellation: a checkpoint while it waits for a free thread, or is held; once the thread runs it is waited for.
 
         Raises:
+            FamilySealedError: the Run has ended, or its work and family have been joined.
             BaseException: what `fn` raised.
+            RunAbandonedError: no thread ever ran it, and an operator gave it up.
         """
-        mark = launch_frontier()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        marks = carried_into_a_thread()
 
         def bound() -> R:
-            begin()
-            current_entry.set(entry)
-            bind_launch(mark)
+            carry(marks)
             return fn(*args)
 
-        with self.outside(entry) as begin:
-            return await trio.to_thread.run_sync(Context().run, bound, limiter=self.limiter, abandon_on_cancel=False)
+        launch = Launch(self._room, LaunchKind.NATIVE, bound, self._launching_entry(run_id))
+        with self._kept_outside(launch):
+            self._advance(launch)
+            while launch.state not in _OVER:
+                ticket, launch.offered = launch.offered, None
+                if ticket is None:
+                    await self._wait(launch)
+                else:
+                    await self._enter_thread(launch, ticket)
+            return cast("R", _result_of(launch))
 
     @contextmanager
-    def outside(self, entry: Entry) -> Generator[Callable[[], None]]:
-        """Register a native launch for the length of a block; its Run doesn't end before the block does.
+    def outside(self, run_id: RunId) -> Generator[None]:
+        """Register a process for the length of a block, as a launch that runs; its Run doesn't end before the block.
 
-        The value is to be called, from any thread, when it really begins.
+        No executor takes it: what can't be started raises to whoever asked for it, before anything exists.
 
         Raises:
             FamilySealedError: the Run has ended, or its work and family have been joined.
         """
-        if entry.joined or not entry.live:
-            raise FamilySealedError(entry.run_id)
-        launch = Launch(self._room, LaunchKind.NATIVE, _run_outside, entry)
-        ticket = launch.ticket = Ticket(launch.id)
-        launch.state = LaunchState.SUBMITTING
-
-        def begin() -> None:
-            ticket.claim()
-            launch.state = LaunchState.RUNNING
-
-        self.launches[id(launch)] = launch
-        entry.outside += 1
+        launch = Launch(self._room, LaunchKind.NATIVE, _run_outside, self._launching_entry(run_id))
+        launch.state = LaunchState.RUNNING
         work = foreign_work()
-        work.begin()
-        try:
-            yield begin
-        finally:
-            # Cancelled before a thread was free: its ticket is used up all the same, so that nothing can run it later.
-            ticket.cancel()
-            ticket.finish()
-            work.end()
-            del self.launches[id(launch)]
-            entry.outside -= 1
-            resume = entry.inside
-            if resume is not None and not entry.outside:
-                entry.inside = None
-                resume()
+        with self._kept_outside(launch):
+            work.begin()
+            try:
+                yield
+            finally:
+                work.end()
 
     def start(
         self, kind: LaunchKind, fn: Callable[[], Awaitable[Any]], entry: Entry, back: Callable[[Launch], None]
     ) -> None:
-        """Run `fn` as a task of the pool, bound to the Run, and call `back` in the turn in which it has come back."""
+        """Run `fn` as a task of the pool, bound to the Run, and call `back` in the turn in which it has come back.
+
+        It takes the entry, not its id: a publication belongs to the lease of a Run that has ended.
+        """
         launch = Launch(self._room, kind, fn, entry)
 
         def came_back() -> None:
-            del self.launches[id(launch)]
+            self._forget(launch)
             back(launch)
 
         launch.caller = came_back
         self.launches[id(launch)] = launch
         self._advance(launch)
 
-    async def _run_to_end(self, launch: Launch) -> None:
-        key = id(launch)
-        self.launches[key] = launch
-        self._advance(launch)
-        # The ticket runs in a later turn at the earliest, so nothing can have come back yet; held, it waits too.
-        await park(lambda resume: setattr(launch, "caller", resume))
-        del self.launches[key]
-
-    def _advance(self, launch: Launch) -> None:
-        """Construct, register, submit: one turn, held where it fails."""
-        try:
-            if launch.ticket is None:
-                launch.ticket = self.tasks.construct(launch)
-                launch.state = LaunchState.REGISTERED
-            launch.state = LaunchState.SUBMITTING
-            self.tasks.submit(launch, self.run_ticket)
-        except Exception as error:  # noqa: BLE001  an executor's failure is an input: the launch is held where it stands
-            if launch.ticket is None:
-                launch.state = LaunchState.RETAINED
-            self._hold(launch, error)
+    # -- recovery ---------------------------------------------------------------------------------------------------
 
     def find(self, launch_id: LaunchId) -> Launch | None:
         """Give an outstanding launch, or None."""
@@ -315,29 +191,27 @@ class WorkerPool:
         Raises:
             StaleRevisionError: the hold has another revision by now.
             NotHeldError: it isn't held, and nothing has run.
-            LaunchNotRecoverableError: it runs, or has run and is no join.
+            LaunchNotRecoverableError: it runs, or has run and is no join, or its ticket was used up.
         """
         hold = launch.hold
         if hold is not None and hold.revision != revision:
             raise StaleRevisionError(f"launch {launch.id}")
         if launch.state is LaunchState.RUNNING:
             raise LaunchNotRecoverableError(launch.id, "launch-running")
-        if launch.state in (LaunchState.RETURNED, LaunchState.FAILED) and (
-            hold is None or launch.kind is not LaunchKind.JOIN
-        ):
+        if launch.state in _OVER and (hold is None or launch.kind is not LaunchKind.JOIN):
             raise LaunchNotRecoverableError(launch.id, "consumed")
         if hold is None:
             raise NotHeldError(f"launch {launch.id}")
+        ticket = launch.ticket
         if launch.state is LaunchState.FAILED:
             # Joining is idempotent, so it alone may be attempted anew, once the old attempt is physically over.
-            ticket = launch.ticket
-            if not launch.exited or ticket is None or ticket.state is not TicketState.DONE:
+            if ticket is None or not ticket.exited or ticket.state is not TicketState.DONE:
                 raise LaunchNotRecoverableError(launch.id, "launch-running")
             launch.ticket = None
             launch.result = launch.error = None
-            launch.exited = False
             launch.state = LaunchState.RETAINED
-        elif launch.ticket is not None and launch.ticket.state is TicketState.CANCELLED:
+        elif ticket is not None and ticket.state is TicketState.CANCELLED:
+            # Its executor used it up before it refused it.
             raise LaunchNotRecoverableError(launch.id, "consumed")
         launch.hold = None
         self._room.holds.end(hold, "retry")
@@ -349,18 +223,122 @@ class WorkerPool:
         if hold is None or not family.returned or family.abandoned:
             return False
         launch.state = LaunchState.RETURNED
+        launch.result = FamilyReturned(launch.entry.run_id, self._room.incarnation)
+        launch.error = None
         if launch.ticket is not None:
             launch.ticket.cancel()
         self._room.holds.end(hold, "acknowledge")
         launch.tell()
         return True
 
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _launching_entry(self, run_id: RunId) -> Entry:
+        entry = self._room.entries.get(run_id.int)
+        if entry is None or entry.joined or not entry.live:
+            raise FamilySealedError(run_id)
+        return entry
+
+    async def _run_to_end(self, launch: Launch) -> Any:
+        self.launches[id(launch)] = launch
+        try:
+            self._advance(launch)
+            # The ticket runs in a later turn at the earliest, so nothing can have come back yet; held, it waits too.
+            await self._wait(launch)
+        finally:
+            self._forget(launch)
+        return _result_of(launch)
+
+    def _forget(self, launch: Launch) -> None:
+        del self.launches[id(launch)]
+        # Ticket and launch refer to each other; what is over is not left to the collector.
+        launch.ticket = launch.offered = None
+
+    def _advance(self, launch: Launch) -> None:
+        """Construct, register, submit: one turn, held where it fails."""
+        executor = self.threads if launch.kind is LaunchKind.NATIVE else self.tasks
+        try:
+            if launch.ticket is None:
+                launch.ticket = executor.construct(launch)
+                launch.state = LaunchState.REGISTERED
+            launch.state = LaunchState.SUBMITTING
+            executor.submit(launch.ticket)
+        except Exception as error:  # noqa: BLE001  an executor's failure is an input: the launch is held where it stands
+            self._hold(launch, error)
+
+    async def _wait(self, launch: Launch) -> None:
+        """Sleep until the launch is back or given up, or its ticket is offered."""
+        task = trio.lowlevel.current_task()
+        launch.caller = lambda: trio.lowlevel.reschedule(task)
+        if launch.kind not in _END_WITH_THEIR_WAITER:
+            await trio.lowlevel.wait_task_rescheduled(refuse_abort)
+            return
+        refused: list[Callable[[], object]] = []
+
+        def aborted(raise_cancel: Callable[[], object]) -> trio.lowlevel.Abort:
+            if self._withdraw(launch):
+                return trio.lowlevel.Abort.SUCCEEDED
+            refused.append(raise_cancel)
+            if launch.scope is not None:
+                launch.scope.cancel()
+            return trio.lowlevel.Abort.FAILED
+
+        await trio.lowlevel.wait_task_rescheduled(aborted)
+        if launch.scope is not None and launch.scope.cancelled_caught:
+            refused[0]()
+
+    def _withdraw(self, launch: Launch) -> bool:
+        """Use the ticket up, because the waiter leaves; False if it was claimed before, so that something runs."""
+        ticket = launch.ticket
+        if ticket is not None and not ticket.cancel() and ticket.state is not TicketState.CANCELLED:
+            return False
+        launch.caller = None
+        launch.state = LaunchState.FAILED
+        if launch.hold is not None:
+            self._room.holds.end(launch.hold, "withdraw")
+        return True
+
+    @contextmanager
+    def _kept_outside(self, launch: Launch) -> Generator[None]:
+        """Keep a Run from ending while something of it is outside the loop."""
+        entry = launch.entry
+        self.launches[id(launch)] = launch
+        entry.outside += 1
+        try:
+            yield
+        finally:
+            self._forget(launch)
+            entry.outside -= 1
+            resume, entry.inside = entry.inside, None
+            if resume is not None:
+                resume()
+
+    async def _enter_thread(self, launch: Launch, ticket: Ticket) -> None:
+        """Run an offered ticket in a thread, entered by this task; held if there can be none."""
+        if launch.hold is not None:
+            # It was accepted after all, and only the answer was lost.
+            self._room.holds.end(launch.hold, "retry")
+        work = foreign_work()
+        work.begin()
+        try:
+            await trio.to_thread.run_sync(lambda: Context().run(_run_in_thread, ticket), limiter=self.limiter)
+        except trio.Cancelled:
+            # Cancelled before a thread was free.
+            self._withdraw(launch)
+            raise
+        except Exception as error:  # noqa: BLE001  the callback's own errors are kept, so no thread could be started
+            self._hold(launch, error)
+        else:
+            ticket.exited = True
+        finally:
+            work.end()
+
     def _hold(self, launch: Launch, error: BaseException) -> None:
         launch.hold = self._room.holds.add(
             launch.entry,
             launch.kind.value,
             error,
-            lambda action: self._resolved(launch, action),
+            partial(self._resolved, launch),
             kind=HoldKind.LAUNCH,
             launch_id=launch.id,
         )
@@ -373,21 +351,26 @@ class WorkerPool:
         if launch.ticket is not None:
             launch.ticket.cancel()
         launch.state = LaunchState.FAILED
+        launch.error = None
         launch.tell()
 
     @trio.lowlevel.enable_ki_protection
-    async def run_ticket(self, launch: Launch) -> None:
-        """Run a submitted launch's ticket, if nobody has; what an executor is given to run."""
-        assert launch.ticket is not None, "a ticket is registered before it is submitted"
-        if not launch.ticket.claim():
+    async def _run_ticket(self, ticket: Ticket) -> None:
+        """Run a submitted ticket as a task, if nobody has."""
+        if not ticket.claim():
             return
+        launch = ticket.launch
         if launch.hold is not None:
             # It was accepted after all, and only the answer was lost.
             self._room.holds.end(launch.hold, "retry")
         current_entry.set(launch.entry)
         launch.state = LaunchState.RUNNING
         try:
-            launch.result = await launch.fn()
+            if launch.scope is None:
+                launch.result = await launch.fn()
+            else:
+                with launch.scope:
+                    launch.result = await launch.fn()
         except BaseException as error:  # noqa: ASYNC103, BLE001  delivered to the caller, or to the room if nobody else may have it
             launch.error = error
             launch.state = LaunchState.FAILED
@@ -395,7 +378,7 @@ class WorkerPool:
                 self._room.interrupt(error)
         else:
             launch.state = LaunchState.RETURNED
-        launch.ticket.finish()
+        ticket.finish()
         if launch.kind is LaunchKind.JOIN and not self._acknowledges(launch):
             launch.state = LaunchState.FAILED
             self._hold(launch, launch.error or TypeError("the join gave no sentinel of its family"))
@@ -412,6 +395,42 @@ class WorkerPool:
         )
 
 
-async def _run_outside() -> None:
-    """Stand for the callback of a native launch, which runs in a thread or a process of its own."""
-    raise AssertionError("a native launch is never run as a task")
+def _run_in_thread(ticket: Ticket) -> None:
+    """Run a submitted ticket in this thread, if nobody has."""
+    if not ticket.claim():
+        return
+    launch = ticket.launch
+    current_entry.set(launch.entry)
+    launch.state = LaunchState.RUNNING
+    try:
+        launch.result = launch.fn()
+    except BaseException as error:  # noqa: ASYNC103, BLE001  delivered to the caller
+        launch.error = error
+        launch.state = LaunchState.FAILED
+    else:
+        launch.state = LaunchState.RETURNED
+    ticket.finish()
+
+
+def _result_of(launch: Launch) -> Any:
+    """Give the result of a launch that is over.
+
+    Raises:
+        BaseException: what its callback raised.
+        LaunchGivenUpError: it was given up.
+    """
+    error, launch.error = launch.error, None
+    if error is not None:
+        try:
+            raise error
+        finally:
+            # The traceback holds this frame.
+            del error
+    if launch.state is not LaunchState.RETURNED:
+        raise LaunchGivenUpError(launch.entry.run_id)
+    return launch.result
+
+
+def _run_outside() -> None:
+    """Stand for the callback of a process."""
+    raise AssertionError("a process is never run by the pool")

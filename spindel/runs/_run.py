@@ -22,7 +22,7 @@ from spindel.runs._admission import admit, admit_each, leave, reserve
 from spindel.runs._cancelling import add_callback, request_cancel
 from spindel.runs._entry import Readiness
 from spindel.runs._finishing import outcome_of
-from spindel.runs._frontier import check_wait, check_wait_lease, current_entry, is_launched
+from spindel.runs._frontier import check_wait, check_wait_lease, current_entry, is_carrying
 from spindel.runs._hosting import host_of
 from spindel.runs._parking import require_loop
 from spindel.runs._process import run_process
@@ -124,7 +124,7 @@ class Run(Generic[T]):
         """
         entry = self._entry
         host = entry.host
-        if host is not None and host.tasks is not None and current_entry.get() is entry and not is_launched():
+        if host is not None and host.tasks is not None and current_entry.get() is entry and not is_carrying():
             try:
                 host.tasks.start_soon(fn, *args, name=name)
             except (RuntimeError, AttributeError):
@@ -227,13 +227,16 @@ class Run(Generic[T]):
         The thread may read `cancel_requested`, and call back through `trio.from_thread`. It must not wait for another
         native launch: a full limiter would wait for itself.
 
-        Cancellation: a checkpoint while it waits for a free thread. Once it runs it is never abandoned: the Run stays
-            live until the thread is back.
+        Cancellation: a checkpoint while it waits for a free thread, or is held because none could be started. Once it
+            runs it is never abandoned: the Run stays live until the thread is back.
 
         Raises:
+            FamilySealedError: the Run has ended.
             BaseException: what `fn` raised.
+            RunAbandonedError: no thread ever ran it, and an operator gave it up.
         """
-        return await self._entry.room.pool.call_native(fn, *args, entry=self._entry)
+        self._raise_if_ended()
+        return await self._entry.room.pool.call_native(fn, *args, run_id=self.id)
 
     async def run_process(
         self,
@@ -269,8 +272,8 @@ class Run(Generic[T]):
             subprocess.CalledProcessError: it failed, and `check` is true.
             OSError: it couldn't be started.
         """
-        with self._entry.room.pool.outside(self._entry) as begin:
-            begin()
+        self._raise_if_ended()
+        with self._entry.room.pool.outside(self.id):
             return await run_process(
                 command,
                 stdin=stdin,
@@ -457,6 +460,11 @@ class Run(Generic[T]):
         tasks = None if entry.host is None else entry.host.tasks
         if entry.fn is None and (tasks is None or not tasks.child_tasks):
             raise FamilySealedError(entry.run_id) from None
+
+    def _raise_if_ended(self) -> None:
+        """Refuse what the pool would do for an id: a room without a store may have given it to another Run since."""
+        if self._entry.end is not None:
+            raise FamilySealedError(self.id)
 
     def _raise_if_lost(self) -> None:
         entry = self._entry

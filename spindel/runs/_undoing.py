@@ -57,7 +57,7 @@ async def undo_at_once(entry: Entry, phase: LeasePhase) -> BaseException | None:
         return ConstructionOwnerUnavailableError(entry.lease_id)
     entry.phase = phase
     try:
-        await entry.room.pool.call(LaunchKind.CLEANUP, lambda: undo(entry), entry)
+        await entry.room.pool.call(LaunchKind.CLEANUP, lambda: undo(entry), run_id=entry.run_id)
     except BaseException as error:  # noqa: ASYNC103, BLE001  a failed step is the hold's; the pool tells of interrupts
         return error  # noqa: ASYNC104  the pool is shielded, so it is no Cancelled of this task
     return None

@@ -313,8 +313,8 @@ class CountingExecutor:
         self.launches[launch.kind] += 1
         return self._executor.construct(launch)
 
-    def submit(self, launch: Launch, run: Callable[[Launch], Awaitable[None]]) -> None:
-        self._executor.submit(launch, run)
+    def submit(self, ticket: Ticket) -> None:
+        self._executor.submit(ticket)
 
 
 def entries_alive() -> int:
@@ -328,8 +328,8 @@ async def test_a_family_costs_a_constant_for_each_child(children: int, monkeypat
     families: list[CountingDict] = []
 
     class Counted(FamilyState):
-        def __init__(self) -> None:
-            super().__init__()
+        def __init__(self, parent: Entry) -> None:
+            super().__init__(parent)
             self.leases = CountingDict()
             families.append(self.leases)
 

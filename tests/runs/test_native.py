@@ -267,10 +267,11 @@ async def test_a_launch_that_has_not_begun_is_cancelled_and_never_submitted(stor
         waiting = await room.start(body)
         await wait_all_tasks_blocked()
         (launch,) = [launch for launch in room.pool.launches.values() if launch.entry.run_id == waiting.id]
+        ticket = launch.ticket
         before = (await observe_settlement(room, waiting.id)).launches
         waiting.cancel()
         await waiting.wait_returned()
-        outcome, ticket = waiting.outcome_nowait(), launch.ticket
+        outcome = waiting.outcome_nowait()
         deaf.release()
 
     assert [(facts.kind, facts.state) for facts in before] == [(LaunchKind.NATIVE, LaunchState.SUBMITTING)]

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from spindel.store import Store
 
 THREADS = 8
-LAUNCH_ID = LaunchId(UUID(int=1))
+# A ticket only looks at its launch to be named.
+LAUNCH: Any = None
 
 
 async def give(_: Run[int], value: int = 1) -> int:
@@ -70,7 +71,7 @@ def test_a_ticket_is_claimed_once_by_threads_that_race() -> None:
     sys.setswitchinterval(1e-6)
     try:
         for _ in range(50):
-            ticket, won, start = Ticket(LAUNCH_ID), list[bool](), threading.Barrier(THREADS)
+            ticket, won, start = Ticket(LAUNCH), list[bool](), threading.Barrier(THREADS)
 
             def claim(ticket: Ticket = ticket, won: list[bool] = won, start: threading.Barrier = start) -> None:
                 start.wait()
@@ -90,7 +91,7 @@ def test_a_ticket_is_claimed_once_by_threads_that_race() -> None:
 
 def test_a_ticket_is_cancelled_only_while_it_is_new() -> None:
     """R-71: cancelled, it is never claimed; claimed, it is never cancelled; done, it stays so."""
-    cancelled, claimed = Ticket(LAUNCH_ID), Ticket(LAUNCH_ID)
+    cancelled, claimed = Ticket(LAUNCH), Ticket(LAUNCH)
 
     assert cancelled.cancel()
     assert not cancelled.claim()
@@ -105,7 +106,7 @@ def test_a_ticket_is_cancelled_only_while_it_is_new() -> None:
 
 def test_only_a_running_ticket_is_finished() -> None:
     """R-71: what never ran is never done."""
-    ticket = Ticket(LAUNCH_ID)
+    ticket = Ticket(LAUNCH)
     ticket.finish()
 
     assert ticket.state is TicketState.NEW
@@ -130,9 +131,9 @@ class Spy:
         self.note("construct", launch)
         return self.executor.construct(launch)
 
-    def submit(self, launch: Launch, run: Callable[[Launch], Awaitable[None]]) -> None:
-        self.note("submit", launch)
-        self.executor.submit(launch, run)
+    def submit(self, ticket: Ticket) -> None:
+        self.note("submit", ticket.launch)
+        self.executor.submit(ticket)
 
 
 async def test_a_launch_is_retained_constructed_registered_and_submitted_in_this_order(store: Store) -> None:
@@ -181,9 +182,9 @@ async def test_an_executor_that_runs_a_ticket_twice_runs_its_launch_once(store: 
         def construct(self, launch: Launch) -> Ticket:
             return self.executor.construct(launch)
 
-        def submit(self, launch: Launch, run: Callable[[Launch], Awaitable[None]]) -> None:
-            self.executor.submit(launch, run)
-            self.executor.submit(launch, run)
+        def submit(self, ticket: Ticket) -> None:
+            self.executor.submit(ticket)
+            self.executor.submit(ticket)
 
     async def publish(_: Outcome[Any]) -> None:
         published.append(None)
@@ -234,18 +235,18 @@ class Substitute:
     def construct(self, launch: Launch) -> Ticket:
         return self.executor.construct(launch)
 
-    def submit(self, launch: Launch, run: Callable[[Launch], Awaitable[None]]) -> None:
+    def submit(self, ticket: Ticket) -> None:
+        launch = ticket.launch
         if launch.kind is LaunchKind.JOIN and not self.used:
             self.used = True
-            original, launch.fn = launch.fn, self.answer(launch)
+            original = launch.fn
 
-            async def once(launch: Launch) -> None:
-                await run(launch)
+            async def once() -> object:
                 launch.fn = original
+                return await self.answer(launch)()
 
-            self.executor.submit(launch, once)
-        else:
-            self.executor.submit(launch, run)
+            launch.fn = once
+        self.executor.submit(ticket)
 
 
 def _lookalike(launch: Launch) -> Callable[[], Awaitable[object]]:
@@ -358,9 +359,9 @@ async def test_a_launch_runs_in_a_fresh_context_bound_to_its_run(store: Store, f
         variable.set("the caller's")
         if fails:
             with pytest.raises(OSError):  # noqa: PT011  any message will do
-                await room.pool.call(LaunchKind.CLEANUP, callback, run._entry)
+                await room.pool.call(LaunchKind.CLEANUP, callback, run_id=run.id)
         else:
-            assert await room.pool.call(LaunchKind.CLEANUP, callback, run._entry) == 7
+            assert await room.pool.call(LaunchKind.CLEANUP, callback, run_id=run.id) == 7
         seen.append((variable.get(), current_run()))
 
     async with open_room(store, name="r") as room:
@@ -388,11 +389,11 @@ async def test_a_recovered_launch_runs_in_a_fresh_context_bound_to_its_run(store
         def construct(self, launch: Launch) -> Ticket:
             return self.executor.construct(launch)
 
-        def submit(self, launch: Launch, run: Callable[[Launch], Awaitable[None]]) -> None:
+        def submit(self, ticket: Ticket) -> None:
             if not self.refused:
                 self.refused = True
                 raise OSError("no thread")
-            self.executor.submit(launch, run)
+            self.executor.submit(ticket)
 
     async def body(run: Run[None]) -> None:
         variable.set("the body's")
@@ -419,7 +420,7 @@ async def test_a_launch_that_never_began_and_was_given_up_raises_to_its_caller(s
         def construct(self, launch: Launch) -> Ticket:
             raise OSError("no memory")
 
-        def submit(self, launch: Launch, run: Callable[[Launch], Awaitable[None]]) -> None:
+        def submit(self, ticket: Ticket) -> None:
             raise AssertionError("there is no ticket")
 
     called: list[str] = []
@@ -428,7 +429,7 @@ async def test_a_launch_that_never_began_and_was_given_up_raises_to_its_caller(s
         called.append("entered")
 
     async def body(run: Run[None]) -> None:
-        await room.pool.call(LaunchKind.CLEANUP, callback, run._entry)
+        await room.pool.call(LaunchKind.CLEANUP, callback, run_id=run.id)
 
     async with open_room(store, name="r") as room:
         executor, room.pool.tasks = room.pool.tasks, Refuses()

@@ -38,8 +38,6 @@ from spindel.store import AdmitRun, FenceAdmission, RecordDisposal, RunStatus
 from spindel.testing.faults import Fault, FaultyStore
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from spindel.ids import RunId
     from spindel.runs import Launch
 
@@ -500,7 +498,7 @@ async def test_an_abandoned_cleanup_launch_needs_no_second_word(faulty: FaultySt
         def construct(self, launch: Launch) -> Ticket:
             raise OSError("no worker")
 
-        def submit(self, launch: Launch, run: Callable[[Launch], Awaitable[None]]) -> None:
+        def submit(self, ticket: Ticket) -> None:
             raise AssertionError
 
     things = Things(fail="inside grant")

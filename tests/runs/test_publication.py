@@ -331,10 +331,10 @@ class Refusing:
     def construct(self, launch: Launch) -> Ticket:
         return self._executor.construct(launch)
 
-    def submit(self, launch: Launch, run: Callable[[Launch], Awaitable[None]]) -> None:
-        if launch.kind is LaunchKind.PUBLICATION:
+    def submit(self, ticket: Ticket) -> None:
+        if ticket.launch.kind is LaunchKind.PUBLICATION:
             raise OSError("no thread")
-        self._executor.submit(launch, run)
+        self._executor.submit(ticket)
 
 
 async def test_a_publication_that_never_began_and_was_given_up_is_not_acknowledged(store: Store) -> None:

@@ -672,10 +672,10 @@ async def test_a_secret_in_an_error_is_in_no_fact_event_or_log(
         def construct(self, launch: Any) -> Any:
             return self.executor.construct(launch)
 
-        def submit(self, launch: Any, run: Any) -> None:
-            if launch.kind is LaunchKind.JOIN:
+        def submit(self, ticket: Any) -> None:
+            if ticket.launch.kind is LaunchKind.JOIN:
                 raise Aloud(SECRET)
-            self.executor.submit(launch, run)
+            self.executor.submit(ticket)
 
     async def parent(run: Run[None]) -> None:
         await run.start_child(wait_for, stop)
