@@ -54,7 +54,7 @@ async def _work(entry: Entry) -> Any:
     return await entry.fn(entry.handle(), *entry.args)
 
 
-def _combine(problem: BaseException | None, plain: BaseException) -> BaseException:
+def _combine(problem: BaseException | None, plain: BaseException) -> BaseException | None:
     try:
         return combine(problem, plain)
     except BaseException as broken:  # noqa: ASYNC103, BLE001  a foreign group that can't be split is a failure like any

@@ -89,14 +89,17 @@ def decide(problem: BaseException, cancel_reason: str | None) -> Decision:
     return Decision(RunStatus.FAILED, None, error)
 
 
-def combine(problem: BaseException | None, plain: BaseException) -> BaseException:
-    """Join the errors of body and plain tasks as a nursery would; a single one that isn't `Cancelled` stays itself."""
+def combine(problem: BaseException | None, plain: BaseException) -> BaseException | None:
+    """Join the errors of body and plain tasks as a nursery would; a single one that isn't `Cancelled` stays itself.
+
+    Cancelled plain tasks say nothing: a value of the body is one, whichever scope the request came through.
+    """
     parts = _parts(plain)
     if problem is not None:
         parts.insert(0, problem)
     rest = without_cancelled(BaseExceptionGroup("the work of a run failed", parts))
     if rest is None:
-        return parts[0]
+        return problem
     several = _parts(rest)
     return several[0] if len(several) == 1 else rest
 

@@ -333,6 +333,40 @@ async def test_a_child_whose_row_is_in_flight_starts_cancelled(faulty: FaultySto
     assert told == [RunStarted, RunCancelRequested, RunFinished]
 
 
+@pytest.mark.parametrize("through", ["itself", "parent", "room"])
+async def test_a_value_completes_a_run_whose_plain_tasks_are_cancelled(store: Store, through: str) -> None:
+    """R-24: a body's value is the outcome also after a request, whichever scope the request reaches the tasks through."""
+    go_on = trio.Event()
+    children: list[Run[str]] = []
+
+    async def deaf(run: Run[str]) -> str:
+        run.start_soon(trio.sleep_forever)
+        with trio.CancelScope(shield=True):
+            await go_on.wait()
+        return "done"
+
+    async def parent(run: Run[None]) -> None:
+        children.append(await run.start_child(deaf))
+        await trio.sleep_forever()
+
+    async with open_room(store, name="r") as room:
+        run = await room.start(parent)
+        await wait_all_tasks_blocked()
+        match through:
+            case "itself":
+                children[0].cancel()
+            case "parent":
+                run.cancel()
+            case _:
+                room.cancel_all()
+        await wait_all_tasks_blocked()
+        go_on.set()
+        outcome = await children[0].outcome()
+        run.cancel()
+
+    assert (outcome.status, outcome.value) == (RunStatus.COMPLETED, "done")
+
+
 async def test_a_request_reaches_the_plain_tasks_whatever_the_body_does(store: Store) -> None:
     """R-25: plain tasks are cancelled in the same turn, also when the body has ended or doesn't listen."""
     ends: list[str] = []

@@ -80,6 +80,7 @@ def test_one_error_of_body_or_plain_task_stays_itself_and_several_are_a_group() 
 
 async def test_only_cancelled_from_everywhere_is_a_cancelled(cancelled: trio.Cancelled) -> None:
     assert combine(cancelled, BaseExceptionGroup("trio", [cancelled])) is cancelled
+    assert combine(None, BaseExceptionGroup("trio", [cancelled])) is None
     assert combine(cancelled, BaseExceptionGroup("trio", [error := ValueError("x")])) is error
 
 
