@@ -217,6 +217,14 @@ class _PowerLossFile(apsw.VFSFile):
             self._disk, _Truncation(newsize), grows=False, really=lambda: super(_PowerLossFile, self).xTruncate(newsize)
         )
 
+    def xLock(self, level: int) -> None:  # noqa: N802  SQLite's name
+        try:
+            super().xLock(level)
+        except apsw.IOError as problem:
+            # A connection that only reads tries for the writer's lock when it closes, and takes no for an answer. From
+            # a VFS in Python an error of the system would come out of that `close`; busy is an answer.
+            raise apsw.BusyError from problem
+
     def xSync(self, flags: int) -> None:  # noqa: ARG002, N802  SQLite's name; the real file needs no sync
         self._vfs._sync(self._disk)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 import trio
 
 from spindel.store import MemoryStore, SqliteStore
-from spindel.store._sqlite_runs import ClaimRoom, LeaveRoom
+from spindel.store._claims import ClaimRoom, LeaveRoom
 from spindel.testing.powerloss import PowerLossVFS
 
 if TYPE_CHECKING:

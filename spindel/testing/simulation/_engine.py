@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from contextlib import contextmanager
-from time import perf_counter
+from time import process_time
 from typing import TYPE_CHECKING
 
 import attrs
@@ -56,7 +56,7 @@ class Played:
         history: what happened.
         steps: how many steps of tasks it took.
         lives: how often the program was started.
-        seconds: how long it took, in real time.
+        seconds: how much of the processor it took.
     """
 
     plan: Plan
@@ -84,7 +84,7 @@ def play(
         parts: what layers above keep in the store.
         trace: let the history keep every step.
     """
-    began = perf_counter()
+    began = process_time()
     history = History(trace=trace)
     disk = make_disk(plan.store, parts)
     steps = 0
@@ -107,7 +107,7 @@ def play(
             failure = _check(history, invariants, steps)
     finally:
         disk.close()
-    return Played(plan, failure, history, steps, world.incarnation + 1, perf_counter() - began)
+    return Played(plan, failure, history, steps, world.incarnation + 1, process_time() - began)
 
 
 def _run(loop: Loop, world: World, scenario: Callable[[World], Awaitable[object]]) -> BaseException | None:

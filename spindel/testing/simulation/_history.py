@@ -13,6 +13,7 @@ events, and the program itself tells when it enters and leaves its own functions
 
 from __future__ import annotations
 
+import hashlib
 import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -229,12 +230,23 @@ class History:
         entry = task.context.run(current_entry.get)
         self._traced.append((trio.current_time(), self.incarnation, self._task_label(task, entry), None))
 
-    def lines(self) -> Iterator[str]:
-        """Give the trace: virtual time, task, what happened. Ids are shortened in the order of their appearance."""
+    def lines(self, *, every_step: bool = False) -> Iterator[str]:
+        """Give the trace: life, virtual time, task, what happened. Ids are shortened in the order of their appearance.
+
+        Args:
+            every_step: also tell when a task goes on and nothing is recorded.
+        """
         assert self._traced is not None, "a history without trace has no lines"
         for at, incarnation, task, record in self._traced:
-            what = "·" if record is None else self._shorten(_tell(record))
-            yield f"{incarnation}  {at:12.6f}  {task:32}  {what}"
+            if record is not None or every_step:
+                what = "·" if record is None else self._shorten(_tell(record))
+                yield f"{incarnation} {at:11.6f}  {task:28}  {what}"
+
+    @property
+    def digest(self) -> str:
+        """A hash of everything recorded: equal for the same schedule, in any process."""
+        told = "\n".join(_tell(record) for record in self.records)
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
 
     def _moment(self) -> tuple[float, int, str]:
         try:

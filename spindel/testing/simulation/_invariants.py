@@ -10,6 +10,7 @@
 | `every_admission_ends` | an admitted Run without an end, unless it was given up by name |
 | `acknowledged_is_kept` | an acknowledged write that isn't in the rows, or a refused one that is |
 | `events_are_gapless` | an event missing, or told of a Run that hasn't started or has finished |
+| `outcomes_tell_the_work` | an outcome that says something else than what body and plain tasks came to |
 
 A rule is a function of the history that raises `InvariantError`. Names of functions that a program records for its
 Runs mean: `construct`, `body`, `task`, `native` and `core` belong before the outcome, `adapter` before the lease goes,
@@ -68,6 +69,7 @@ __all__ = [
     "every_admission_ends",
     "nothing_outlives_its_lease",
     "one_outcome",
+    "outcomes_tell_the_work",
     "settled_with_evidence",
     "witnesses_in_order",
 ]
@@ -277,34 +279,46 @@ def callbacks_once(history: History) -> None:
 def settled_with_evidence(history: History) -> None:
     """A Run is called settled only with every piece of evidence, and once it is, for ever."""
     rule = "settled_with_evidence"
-    stored: dict[UUID, set[str]] = defaultdict(set)
+    evidence: dict[UUID, set[str]] = defaultdict(set)
+    unknown: dict[int, Issued] = {}
     jobs: set[UUID] = set()
     settled: set[UUID] = set()
-    open_calls: Counter[UUID] = Counter()
     for record in history.records:
         for mutation in _acknowledged(record):
-            if isinstance(mutation, AdmitRun) and mutation.job_version is not None:
-                jobs.add(mutation.id)
-            if isinstance(mutation, FinishRun) and mutation.status != RunStatus.WAITING:
-                stored[mutation.id].add("ended")
-            for stage in _witnessed(mutation):
-                stored[mutation.id].add(stage)
-        if isinstance(record, Called | Returned):
-            open_calls[record.run_id] += 1 if isinstance(record, Called) else -1
-        elif isinstance(record, Restarted):
-            open_calls.clear()
-        elif isinstance(record, Observed):
-            report = record.report
-            run_id = report.run_id
-            if not report.settled:
-                if run_id in settled and Presence.UNKNOWN not in (report.lease, report.owner):
-                    raise InvariantError(rule, f"run {run_id} was settled before, and isn't any more")
-                continue
-            settled.add(run_id)
-            needed = {"ended", "family"} | ({"core", "adapter"} if run_id in jobs else set())
-            if not needed <= stored[run_id]:
-                missing = ", ".join(sorted(needed - stored[run_id]))
-                raise InvariantError(rule, f"run {run_id} is called settled without {missing}")
+            evidence[_subject(mutation)].update(_evidence(mutation))
+        match record:
+            case Issued(number, mutation):
+                unknown[number] = record
+                jobs.update(inner.id for inner in _flat(mutation) if isinstance(inner, AdmitRun) and inner.job_version)
+            case Answered(number, _, "stored" | "refused"):
+                unknown.pop(number, None)
+            case Restarted():
+                # Nobody was told of these, and the rows may have them all the same.
+                for issued in unknown.values():
+                    for mutation in _flat(issued.mutation):
+                        evidence[_subject(mutation)].update(_evidence(mutation))
+                unknown.clear()
+            case Observed(report) if report.settled:
+                run_id = report.run_id
+                settled.add(run_id)
+                needed = {"ended", "family"} | ({"core", "adapter"} if run_id in jobs else set())
+                if not needed <= evidence[run_id]:
+                    missing = ", ".join(sorted(needed - evidence[run_id]))
+                    raise InvariantError(rule, f"run {run_id} is called settled without {missing}")
+            case Observed(report) if report.run_id in settled and Presence.UNKNOWN not in (report.lease, report.owner):
+                raise InvariantError(rule, f"run {report.run_id} was settled before, and isn't any more")
+            case _:
+                pass
+
+
+def _evidence(mutation: Any) -> Iterator[str]:
+    if isinstance(mutation, FinishRun) and mutation.status != RunStatus.WAITING:
+        yield "ended"
+    yield from _witnessed(mutation)
+
+
+def _subject(mutation: Any) -> Any:
+    return _ended(mutation) if isinstance(mutation, FenceAdmission) else getattr(mutation, "id", None)
 
 
 def every_admission_ends(history: History) -> None:
@@ -414,6 +428,42 @@ def events_are_gapless(history: History) -> None:
             asked.add(event.run_id)
 
 
+def outcomes_tell_the_work(history: History) -> None:
+    """A Run whose work returned is completed; one whose work failed says so; only a request or `Cancelled` cancels."""
+    rule = "outcomes_tell_the_work"
+    bodies: dict[UUID, str | None] = {}
+    tasks: dict[UUID, list[str | None]] = defaultdict(list)
+    asked: set[UUID] = set()
+    for record in history.records:
+        match record:
+            case Returned(run_id, "body", error):
+                bodies[run_id] = error
+            case Returned(run_id, function, error) if function.startswith("task"):
+                tasks[run_id].append(error)
+            case Happened(_, RunCancelRequested(run_id=run_id)):
+                asked.add(run_id)
+            case Happened(_, RunFinished(run_id=run_id, status=status, reason=reason)) if run_id in bodies:
+                possible = _told_by(bodies[run_id], tasks[run_id], run_id in asked)
+                if reason != "child-failed" and status not in possible:
+                    raise InvariantError(
+                        rule, f"run {run_id} is {status}; its body came to {bodies[run_id]}, its tasks to {tasks[run_id]}"
+                    )
+            case _:
+                pass
+
+
+def _told_by(body: str | None, tasks: list[str | None], asked: bool) -> set[str]:
+    """Give the outcomes that work may have whose body and plain tasks came to these errors."""
+    # A task that was cancelled because of another, or of a request, has nothing to say beside it.
+    raised = {error for error in (body, *tasks) if error not in (None, "Cancelled")}
+    if raised - {"RunWaiting"}:
+        return {"failed", "cancelled"} if asked else {"failed"}
+    if raised:
+        # A signal beside cancelled tasks may come as a group.
+        return {"waiting", "failed", "cancelled"} if tasks else {"waiting"}
+    return {"completed"} if body is None else {"cancelled"}
+
+
 INVARIANTS: Final = (
     one_outcome,
     witnesses_in_order,
@@ -423,6 +473,7 @@ INVARIANTS: Final = (
     every_admission_ends,
     acknowledged_is_kept,
     events_are_gapless,
+    outcomes_tell_the_work,
 )
 """All rules over a history."""
 

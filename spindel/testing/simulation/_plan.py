@@ -60,6 +60,32 @@ class Faults:
         """Give no faults: a seed then decides the order of the tasks and the times only."""
         return cls(**dict.fromkeys((field.name for field in attrs.fields(cls)), 0))
 
+    @classmethod
+    def parse(cls, text: str) -> Faults:
+        """Read what `str` gives: `none`, or what differs from the default, such as `crashes=0,slow=5`.
+
+        Raises:
+            ValueError: a name is unknown, or a number is none.
+        """
+        faults = cls.none() if text.startswith("none") else cls()
+        changes = [part for part in text.split(",") if part not in ("none", "")]
+        known = {field.name for field in attrs.fields(cls)}
+        numbers: dict[str, int] = {}
+        for change in changes:
+            name, _, number = change.partition("=")
+            name = name.strip().replace("-", "_")
+            if name not in known or not number.strip().isdecimal():
+                raise ValueError(f"{change!r} is not NAME=NUMBER; names are {', '.join(sorted(known))}")
+            numbers[name] = int(number)
+        return attrs.evolve(faults, **numbers)
+
+    def __str__(self) -> str:
+        if self == Faults.none():
+            return "none"
+        default = Faults()
+        names = [field.name for field in attrs.fields(Faults)]
+        return ",".join(f"{name}={getattr(self, name)}" for name in names if getattr(self, name) != getattr(default, name))
+
 
 @attrs.frozen
 class Part:
@@ -143,14 +169,14 @@ def draw_plan(seed: int, faults: Faults, steps: int, store: StoreKind | None = N
 def _draw_faults(random: Random, faults: Faults, steps: int) -> Iterable[Part]:
     """Draw what goes wrong. Early moments are likelier: there are always fewer late ones to meet."""
     # A step of the scenario makes a few writes and some dozens of steps of tasks; close is good enough.
-    writes, turns = 4 * steps + 4, 60 * steps + 100
+    writes, turns = 3 * steps + 4, 15 * steps + 60
     for kind in WRITE_FAULTS:
         yield from _draw(random, kind, getattr(faults, kind.replace("-", "_")), writes)
     yield from _draw(random, "unread", faults.unread, 4)
     yield from _draw(random, "launch", faults.launches, steps + 2)
     yield from _draw(random, "cancel", faults.cancels, turns)
     yield from _draw(random, "crash", faults.crashes, turns)
-    yield from _draw(random, "takeover", faults.takeovers, 3 * turns)
+    yield from _draw(random, "takeover", faults.takeovers, 2 * turns)
 
 
 def _draw(random: Random, kind: str, most: int, span: int) -> Iterable[Part]:
