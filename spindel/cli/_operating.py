@@ -22,10 +22,10 @@ from spindel.errors import (
     JobNotFoundError,
     SchemaError,
 )
-from spindel.ids import WitnessStage, witness_id
+from spindel.ids import RunId, WitnessStage, witness_id
 from spindel.jobs import Stage
 from spindel.runs import open_reader
-from spindel.store import RunQuery, RunStatus
+from spindel.store import RunCursor, RunQuery, RunStatus
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from spindel.control import ControlClient, HeldFacts, Recovered
     from spindel.runs import RoomReader
-    from spindel.store import RunCursor, RunRecord
+    from spindel.store import RunRecord
 
 __all__ = [
     "Place",
@@ -127,19 +127,29 @@ async def print_jobs(place: Place, status: str | None, limit: int | None) -> int
             async def ask(before: Cursor | None, count: int) -> JobList:
                 return await client.list_jobs(status=wanted, before=before, limit=count)
 
-            await _print_pages(place, ask, limit)
+            await _print_pages(place, ask, _job_line, limit)
     else:
         async with _file(place) as reader:
+            rows: dict[UUID, RunRecord] = {}
 
             async def read(before: Cursor | None, count: int) -> JobList:
+                start = None if before is None else RunCursor(before.started_at, RunId(before.id))
+                page = await reader.store.list_runs(
+                    RunQuery(room=place.room, jobs=True, status=wanted, before=start, limit=count)
+                )
+                rows.clear()
+                rows.update((row.id, row) for row in page.runs)
                 return await read_jobs(reader, ListJobs(status=wanted, before=before, limit=count))
 
-            await _print_pages(place, read, limit)
+            await _print_pages(place, read, lambda job: _cold_line(job, rows.get(job.id)), limit)
     return _printed()
 
 
 async def _print_pages(
-    place: Place, give: Callable[[Cursor | None, int], Awaitable[JobList]], limit: int | None
+    place: Place,
+    give: Callable[[Cursor | None, int], Awaitable[JobList]],
+    describe: Callable[[JobFacts], str],
+    limit: int | None,
 ) -> None:
     found: list[JobFacts] = []
     count = 0
@@ -153,7 +163,7 @@ async def _print_pages(
             found.extend(page.jobs)
         else:
             for job in page.jobs:
-                echo(_job_line(job))
+                echo(describe(job))
         if before is None or count == limit:
             break
     if place.as_json:
@@ -219,9 +229,21 @@ def _show(place: Place, job: JobFacts) -> None:
         echo(_job_line(job))
 
 
+def _job_words(job: JobFacts) -> str:
+    return f"{local_time(job.started_at)}  {job.id}  {job.status.value:<10} {printable(job.kind)}"
+
+
+def _cold_line(job: JobFacts, row: RunRecord | None) -> str:
+    """Write a Job for people as far as a file tells: what its row lacks. Whether it is settled its room alone knows."""
+    if row is None:  # it came between two readings
+        return _job_line(job)
+    missing = _missing(row)
+    return f"{_job_words(job)}  {'every witness is there' if missing is None else f'{missing} missing'}"
+
+
 def _job_line(job: JobFacts) -> str:
     """Write a Job for people: when, which, what the row says, and how far its cleanup is."""
-    text = f"{local_time(job.started_at)}  {job.id}  {job.status.value:<10} {printable(job.kind)}"
+    text = _job_words(job)
     if job.cleanup_stage is not None:
         return f"{text}  held at {job.cleanup_stage.value}"
     if job.stage not in (None, Stage.DONE):

@@ -121,9 +121,11 @@ def test_a_file_is_read_and_refuses_to_act(spindel: CommandLine, held: Command) 
     recover(spindel, hold, "--acknowledge")
     held.finish()
     afterwards = spindel("abandon")
+    afterwards_listed = spindel("jobs")
 
     assert (listed.code, shown.code, unacknowledged.code) == (0, 0, 3)
-    assert "not known to be settled" in listed.out
+    assert listed.out.endswith(f"{job_id}  completed  main  adapter witness missing\n")
+    assert afterwards_listed.out.endswith(f"{job_id}  completed  main  every witness is there\n")
     assert (shown.value["settlement"]["adapter"], shown.value["settlement"]["owner"]) == ("absent", "unknown")
     assert [job["missing"] for job in unacknowledged.value["unacknowledged"]] == ["adapter witness"]
     for done in acting:
