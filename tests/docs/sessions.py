@@ -4,7 +4,7 @@ The blocks of one page are one session: they run in order, in one shell, in an e
 is a file of that name. A line that begins with `$ ` is a command, and what follows is what it prints, all of it; what a
 command in the background prints follows that command, or whatever the page shows before it goes on, and ends at `wait`.
 Ids, times and durations differ from run to run: an id stands for the same one wherever the page shows it, in commands,
-too; of times and durations only the form is compared. Lines of progress come by the clock and are left out.
+too; of times and durations only the form is compared. Lines of progress are left out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ VARYING = re.compile(
     rf"(?P<id>{UUID})|(?P<time>\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d)|(?P<duration>\d[\d.,]* (?:ms|s|min)\b)|(?P<pid>process \d+)"
 )
 FORMS = {"time": r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "duration": r"[\d.,]+ (?:ms|s|min)", "pid": r"process \d+"}
-PROGRESS = re.compile(r"[\d.]+ (?:s|min|h): ")
+# Progress comes by the clock; and that it has killed something the shell tells at a moment and in a form of its own.
+NOT_SHOWN = re.compile(r"[\d.]+ (?:s|min|h): |bash: .*\bKilled\b")
 END = "\x01"
 
 
@@ -129,8 +130,7 @@ class Session:
             self._send(f"wait; printf '{END}\\n' 1>&{self._to_background}")
             return self._background.until_end()
         if command.startswith("kill -9 "):
-            # It is dead before the next command, which shells tell in their own ways.
-            command += "; wait 2>&-"
+            command += "; wait $!"  # it is dead before the next command
         # A line of its own for the end, since not all that is printed ends with one.
         self._send(f"{{ {command}\n}} </dev/null {self._to_background}>&-; printf '\\n{END}\\n'")
         printed = self._foreground.until_end()
@@ -194,5 +194,5 @@ class _Lines:
     def _read(self) -> None:
         with self._stream:
             for line in self._stream:
-                if not PROGRESS.match(line):
+                if not NOT_SHOWN.match(line):
                     self._lines.put(line.rstrip("\n"))
