@@ -18,6 +18,7 @@ from spindel.runs._frontier import enter_run, without_frontiers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
+    from contextvars import Context
 
     from spindel.runs._entry import Entry
     from spindel.runs._hosting import FamilyHost
@@ -98,7 +99,7 @@ def add_callback(entry: Entry, key: str, callback: Callable[[str], None]) -> boo
     entry.callbacks[key] = callback
     if entry.cancel_reason is not None:
         with _calling_back(entry.room):
-            callback(entry.cancel_reason)
+            _bound_to(entry).run(callback, entry.cancel_reason)
     return True
 
 
@@ -112,11 +113,16 @@ def _calling_back(room: Room) -> Generator[None]:
         room.calling_back = outer
 
 
-def _call(entry: Entry, key: str, callback: Callable[[str], None], reason: str) -> None:
+def _bound_to(entry: Entry) -> Context:
+    """Give a context for a callback: its own Run's, whoever called, and under nothing that the caller holds."""
     context = copy_context()
     context.run(enter_run, entry)
+    return context
+
+
+def _call(entry: Entry, key: str, callback: Callable[[str], None], reason: str) -> None:
     try:
-        context.run(callback, reason)
+        _bound_to(entry).run(callback, reason)
     except BaseException as error:  # noqa: ASYNC103, BLE001  one bad callback must not keep the rest from stopping
         if not isinstance(error, Exception):
             entry.room.interrupt(error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -219,6 +221,300 @@ async def test_a_thread_that_the_holder_entered_is_covered(stage: Stage, by_toke
     assert seen[0] == stage.all_refused("host-line")
     # Outside the frontier only what is the launch's own is refused: its Run, that Run's room, and what is above it.
     assert seen[1] == stage.all_refused("self") | {"wait_lease": None}
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize("nested", [False, True])
+async def test_a_thread_entered_under_a_frontier_waits_for_nobody(
+    stage: Stage, native: bool, by_token: bool, nested: bool
+) -> None:
+    """R-47: entered by the holder, or by a task of a nursery in it; natively or plainly; with a token or without."""
+    seen: list[dict[str, str | None]] = []
+    token = trio.lowlevel.current_trio_token() if by_token else None
+
+    async def note() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(note_there)
+
+    async def note_there() -> None:
+        seen.append(await stage.refusals())
+
+    def thread() -> None:
+        trio.from_thread.run(note, trio_token=token)
+
+    async def enter() -> None:
+        await (stage.run.run_native(thread) if native else trio.to_thread.run_sync(thread))
+
+    with frontier("host-line"):
+        if nested:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(enter)
+        else:
+            await enter()
+
+    assert seen == [stage.all_refused("host-line")]
+
+
+async def test_a_finisher_joins_under_no_frontier_of_a_thread_either(store: Store) -> None:
+    """R-47: the join is refused in a thread that was entered under one, called back by token."""
+    seen: list[str | None] = []
+    token = trio.lowlevel.current_trio_token()
+
+    class Careless:
+        async def finish(self, finishing: Finishing) -> None:
+            async def join() -> None:
+                seen.append(await refusal(finishing.join))
+
+            with frontier("host-line"):
+                await trio.to_thread.run_sync(lambda: trio.from_thread.run(join, trio_token=token))
+            await finishing.join()
+            await finishing.persist_outcome()
+            finishing.release_lease()
+
+    async def parent(run: Run[None]) -> None:
+        await run.start_child(give)
+
+    async with open_room(store, name="r") as room:
+        run = await room.start(parent, finisher=Careless())
+        await run.result()
+
+    assert seen == ["host-line"]
+
+
+@pytest.mark.parametrize("native", [False, True])
+async def test_a_thread_entered_after_a_frontier_may_wait(stage: Stage, native: bool) -> None:
+    """R-47: what was left covers nobody, whoever's context it was in."""
+    seen: list[str | None] = []
+    token = trio.lowlevel.current_trio_token()
+
+    async def note() -> None:
+        seen.append(await refusal(stage.child.wait_returned))
+
+    def thread() -> None:
+        trio.from_thread.run(note, trio_token=token)
+
+    with frontier("room-gate"), frontier("host-line"):
+        pass
+    await (stage.run.run_native(thread) if native else trio.to_thread.run_sync(thread))
+
+    assert seen == [None]
+
+
+async def test_a_thread_that_outlives_its_frontier_may_wait(stage: Stage) -> None:
+    """R-47: abandoned by whoever entered it, a thread waits again once the frontier is left, and not before."""
+    seen: list[str | None] = []
+    token, left, over = trio.lowlevel.current_trio_token(), threading.Event(), trio.Event()
+
+    async def note() -> None:
+        seen.append(await refusal(stage.child.wait_returned))
+
+    def thread() -> None:
+        trio.from_thread.run(note, trio_token=token)
+        trio.from_thread.run_sync(entered.cancel, trio_token=token)
+        left.wait()
+        trio.from_thread.run(note, trio_token=token)
+        trio.from_thread.run_sync(over.set, trio_token=token)
+
+    with frontier("host-line"), trio.CancelScope() as entered:
+        await trio.to_thread.run_sync(thread, abandon_on_cancel=True)
+    left.set()
+    await over.wait()
+
+    assert seen == ["host-line", None]
+
+
+async def test_a_launch_that_outlives_its_frontier_may_wait(stage: Stage) -> None:
+    """R-47: the same for a native launch of somebody in a nursery of the holder's, whose frontier ends meanwhile."""
+    seen: list[str | None] = []
+    token, left = trio.lowlevel.current_trio_token(), threading.Event()
+
+    async def note() -> None:
+        seen.append(await refusal(stage.child.wait_returned))
+
+    def thread() -> None:
+        trio.from_thread.run(note, trio_token=token)
+        trio.from_thread.run_sync(entered.set)
+        left.wait()
+        trio.from_thread.run(note, trio_token=token)
+
+    entered = trio.Event()
+    async with trio.open_nursery() as nursery:
+        # A block may end before what it covers does, if its holder leaves it by hand.
+        block = frontier("host-line")
+        block.__enter__()
+        async with trio.open_nursery() as inner:
+            inner.start_soon(stage.run.run_native, thread)
+            await entered.wait()
+            block.__exit__(None, None, None)
+            left.set()
+        nursery.cancel_scope.cancel()
+
+    assert seen == ["host-line", None]
+
+
+async def test_what_a_holder_starts_as_part_of_a_run_may_enter_threads_that_wait(stage: Stage) -> None:
+    """R-47: children, roots and plain tasks leave the stretches of whoever started them behind, threads included."""
+    seen: list[str | None] = []
+    token, other = trio.lowlevel.current_trio_token(), await stage.room.start(wait_for, trio.Event())
+
+    async def note() -> None:
+        seen.append(await refusal(other.wait_returned))
+
+    async def enter(*_: object) -> None:
+        await trio.to_thread.run_sync(lambda: trio.from_thread.run(note, trio_token=token))
+        if len(seen) == 4:
+            over.set()
+
+    over = trio.Event()
+    with frontier("host-line"):
+        await stage.room.start(enter)
+        await stage.run.start_child(enter)
+        stage.run.start_soon(enter)
+        stage.run.start_soon(enter)
+        await over.wait()
+    other.cancel()
+
+    assert seen == [None] * 4
+
+
+async def test_what_trio_does_not_tell_of_plain_threads_native_launches_get_right(stage: Stage) -> None:
+    """R-47: tasks that a holder started elsewhere, and tasks that somebody else started in the holder's nursery.
+
+    By its context alone a system task can't be told from one of the holder's, or from none: a plain thread of the first
+    is refused, though nobody waits for it, and one of the second isn't.
+    """
+    seen: dict[str, str | None] = {}
+    token = trio.lowlevel.current_trio_token()
+
+    async def enter(name: str, native: bool) -> None:
+        async def note() -> None:
+            seen[f"{name}, {'native' if native else 'plain'}"] = await refusal(stage.child.wait_returned)
+
+        def thread() -> None:
+            trio.from_thread.run(note, trio_token=token)
+
+        await (stage.run.run_native(thread) if native else trio.to_thread.run_sync(thread))
+
+    async def enter_both(name: str) -> None:
+        await enter(name, native=True)
+        await enter(name, native=False)
+        over[name].set()
+
+    async def start_in(nurseries: list[trio.Nursery]) -> None:
+        await opened.wait()
+        nurseries[0].start_soon(enter_both, "in the holder's nursery")
+
+    over = {name: trio.Event() for name in ("elsewhere", "in the holder's nursery")}
+    opened, nurseries = trio.Event(), list[trio.Nursery]()
+    async with trio.open_nursery() as older:
+        older.start_soon(start_in, nurseries)
+        with frontier("host-line"):
+            older.start_soon(enter_both, "elsewhere")
+            async with trio.open_nursery() as inner:
+                nurseries.append(inner)
+                opened.set()
+                for event in over.values():
+                    await event.wait()
+
+    assert seen == {
+        "elsewhere, native": None,
+        "elsewhere, plain": "host-line",
+        "in the holder's nursery, native": "host-line",
+        "in the holder's nursery, plain": None,
+    }
+
+
+@pytest.mark.parametrize("native", [False, True])
+async def test_a_thread_entered_inside_a_reserve_block_does_not_wait_for_that_parent(
+    stage: Stage, native: bool
+) -> None:
+    """R-47: called back by token too, it waits neither for the parent nor for the block's own lease."""
+    seen: list[str | None] = []
+    token = trio.lowlevel.current_trio_token()
+
+    async def note(lease_id: Any) -> None:
+        seen.append(await refusal(stage.run.wait_returned))
+        seen.append(await refusal(lambda: stage.run.wait_lease(lease_id)))
+        seen.append(await refusal(stage.child.wait_returned))
+        seen.append(held_frontier())
+
+    def thread(lease_id: Any) -> None:
+        trio.from_thread.run(note, lease_id, trio_token=token)
+
+    enter = stage.child.run_native if native else trio.to_thread.run_sync
+    with stage.run.reserve() as reserved:
+        lease_id: Any = reserved.lease_id
+        if native:
+            await stage.child.run_native(thread, lease_id)
+        else:
+            await trio.to_thread.run_sync(thread, lease_id)
+    await enter(thread, lease_id)
+
+    # A native launch of the child is the child's, so its waits for itself and for its parent are refused everywhere.
+    own = "self" if native else None
+    assert seen == ["self", "self", own, None, own, None, own, None]
+
+
+# -- callbacks under a frontier --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_cancel_callback_runs_under_no_frontier(stage: Stage, late: bool) -> None:
+    """R-47, R-25: whoever cancels may hold one; the callback meets none but its own, and afterwards all is as before."""
+    seen: list[str | None] = []
+
+    def callback(_: str) -> None:
+        runs.append(current_run())
+        seen.append(held_frontier())
+        with frontier("room-gate"):
+            seen.append(held_frontier())
+        seen.append(held_frontier())
+        older.start_soon(enter)
+
+    async def enter() -> None:
+        await trio.to_thread.run_sync(lambda: trio.from_thread.run(note, trio_token=token))
+        over.set()
+
+    async def note() -> None:
+        seen.append(held_frontier())
+
+    runs: list[Run[Any] | None] = []
+    token, over = trio.lowlevel.current_trio_token(), trio.Event()
+    async with trio.open_nursery() as older:
+        with frontier("host-line"):
+            if late:
+                stage.run.cancel()
+            stage.run.add_cancel_callback("note", callback)
+            if not late:
+                stage.run.cancel()
+            after = (held_frontier(), await refusal(stage.child.wait_returned))
+            await over.wait()
+
+    # Last, a task that it started in a nursery of its own choice, and that one's thread.
+    assert seen == [None, "room-gate", None, None]
+    assert runs == [stage.run]
+    assert after == ("host-line", "host-line")
+
+
+async def test_a_callback_that_raises_leaves_the_frontiers_as_they_were(stage: Stage) -> None:
+    """R-47: late and raising to its registrar, or logged: the holder's frontier is there again."""
+
+    def callback(_: str) -> None:
+        raise KeyError
+
+    with frontier("host-line"):
+        stage.run.add_cancel_callback("loud", callback)
+        stage.run.cancel()
+        first = held_frontier()
+        with pytest.raises(KeyError):
+            stage.run.add_cancel_callback("louder", callback)
+        second = held_frontier()
+
+    assert (first, second, held_frontier()) == ("host-line", "host-line", None)
+
+
+# -- threads that start others ---------------------------------------------------------------------------------------
 
 
 async def test_tasks_that_a_covered_thread_starts_elsewhere_are_not_covered(stage: Stage) -> None:
@@ -460,6 +756,72 @@ async def test_a_lease_is_not_waited_for_inside_its_own_block(stage: Stage) -> N
     assert (own, of_second, of_child) == ("self", "self", None)
     assert inside == []
     assert released == ["own"]
+
+
+async def test_blocks_of_one_parent_count_until_the_last_is_left(stage: Stage) -> None:
+    """R-47: nested, and left in any order, each refuses until it is left; then nothing of it remains."""
+    parent = stage.run.wait_returned
+
+    async def refusals(*lease_ids: Any) -> list[str | None]:
+        waits: list[Callable[[], Awaitable[object]]] = [
+            parent,
+            *(partial(stage.run.wait_lease, lease_id) for lease_id in lease_ids),
+        ]
+        return [await refusal(wait) for wait in waits]
+
+    with stage.run.reserve() as first, stage.run.reserve() as second:
+        inside = await refusals(first.lease_id, second.lease_id)
+    after = await refusals(first.lease_id, second.lease_id)
+    outer, inner = stage.run.reserve(), stage.run.reserve()
+    third, fourth = outer.__enter__(), inner.__enter__()
+    outer.__exit__(None, None, None)
+    without_outer = await refusals(third.lease_id, fourth.lease_id)
+    inner.__exit__(None, None, None)
+
+    assert inside == ["self"] * 3
+    assert after == [None] * 3
+    assert without_outer == ["self", None, "self"]
+    assert await refusals(third.lease_id, fourth.lease_id) == [None] * 3
+
+
+async def test_a_block_of_another_parent_refuses_no_wait_for_this_one(stage: Stage) -> None:
+    """R-47: a block inside the other's says nothing about its parent."""
+    other = await stage.room.start(wait_for, trio.Event())
+    with other.reserve() as token:
+        with stage.run.reserve():
+            both = (await refusal(stage.run.wait_returned), await refusal(other.wait_returned))
+        one = (await refusal(stage.run.wait_returned), await refusal(other.wait_returned))
+        of_lease = await refusal(lambda: other.wait_lease(token.lease_id))
+    other.cancel()
+
+    assert both == ("self", "self")
+    assert one == (None, "self")
+    assert of_lease == "self"
+
+
+async def test_after_its_block_a_task_waits_for_its_lease(stage: Stage) -> None:
+    """R-47: what refuses the wait is the block; once the callback has exited, the lease is waited for till its end."""
+    stop = trio.Event()
+    order: list[str] = []
+
+    async def child(_: Run[None]) -> None:
+        await stop.wait()
+        order.append("child")
+
+    async def release() -> None:
+        await wait_all_tasks_blocked()
+        stop.set()
+
+    with stage.run.reserve() as token:
+        await stage.run.admit(token, child)
+        inside = await refusal(lambda: stage.run.wait_lease(token.lease_id))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(release)
+        await stage.run.wait_lease(token.lease_id)
+        order.append("lease")
+
+    assert inside == "self"
+    assert order == ["child", "lease"]
 
 
 async def test_a_lease_of_nobody_is_not_waited_for(stage: Stage) -> None:

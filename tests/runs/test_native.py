@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from spindel.clock import foreign_work
-from spindel.errors import InvalidRecordError, RoomCloseRefusedError, RunFailedError
+from spindel.errors import FamilySealedError, InvalidRecordError, RoomCloseRefusedError, RunFailedError
 from spindel.runs import (
     LaunchKind,
     LaunchState,
@@ -343,6 +343,50 @@ async def test_a_waiter_that_is_cancelled_stays_until_the_thread_is_back(store: 
 
     assert before == []
     assert over == ["heard", "past the scope"]
+
+
+async def test_a_run_waits_for_all_its_threads(store: Store) -> None:
+    """R-76: two threads that others launched for a Run come back one after the other; it ends after the last."""
+    first, second, stop = Deaf(), Deaf(), trio.Event()
+    try:
+        async with open_room(store, name="r") as room, trio.open_nursery() as nursery:
+            run = await room.start(wait_for, stop)
+            for deaf in (first, second):
+                nursery.start_soon(run.run_native, deaf)
+                await deaf.entered.wait()
+            stop.set()
+            await wait_all_tasks_blocked()
+            first.release()
+            while len((await observe_settlement(room, run.id)).launches) > 1:
+                await wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
+            open_before = is_open(run)
+            second.release()
+            await run.wait_returned()
+
+            assert room.pool.launches == {}
+    finally:
+        first.release()
+        second.release()
+    assert open_before
+
+
+async def test_an_ended_run_launches_no_thread(store: Store) -> None:
+    """R-76: nobody would wait for it; where an id may come again, nor does it become another Run's thread."""
+    called: list[str] = []
+    over, stop = trio.Event(), trio.Event()
+    over.set()
+    async with open_room(store, name="r") as room, open_room(name="fleeting", durable=False) as fleeting:
+        for place in (room, fleeting):
+            ended = await place.start(wait_for, over)
+            await ended.wait_returned()
+            if place is fleeting:
+                await place.start(wait_for, stop, run_id=ended.id)
+            with pytest.raises(FamilySealedError):
+                await ended.run_native(called.append, "called")
+        stop.set()
+
+    assert called == []
 
 
 # -- how many --------------------------------------------------------------------------------------------------------

@@ -29,13 +29,14 @@ from spindel.runs import (
     observe_settlement,
     open_room,
 )
-from spindel.store import RunStatus
+from spindel.store import AdmitRun, RunStatus
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from spindel.runs import Executor, Launch, Outcome
     from spindel.store import Store
+    from spindel.testing.faults import FaultyStore
 
 THREADS = 8
 # A ticket only looks at its launch to be named.
@@ -138,29 +139,32 @@ class Spy:
 
 async def test_a_launch_is_retained_constructed_registered_and_submitted_in_this_order(store: Store) -> None:
     """R-69: callback and id are kept before the ticket is made, and the very ticket is known before it is submitted."""
-    stop, done = trio.Event(), trio.Event()
+    admitted, done = trio.Event(), trio.Event()
     published: list[object] = []
 
     async def publish(_: Outcome[Any]) -> None:
         published.append(None)
 
     async def parent(run: Run[None]) -> None:
+        await run.run_native(published.append, None)
         await run.start_child(wait_for, done, publish=publish)
+        admitted.set()
 
     async with open_room(store, name="r") as room:
-        spy = Spy(room, room.pool.tasks)
-        room.pool.tasks = spy
+        spy, thread_spy = Spy(room, room.pool.tasks), Spy(room, room.pool.threads)
+        room.pool.tasks, room.pool.threads = spy, thread_spy
         run = await room.start(parent)
+        await admitted.wait()
         await wait_all_tasks_blocked()
         (join,) = await launches_of(room, run)
         done.set()
         await run.wait_returned()
-        stop.set()
 
-    joins, publications = spy.log[:2], spy.log[2:]
+    joins, publications, threads = spy.log[:2], spy.log[2:], thread_spy.log
     for (made, before, launch_id, no_ticket, kept), (submitted, after, same_id, ticket, still_kept) in (
         joins,
         publications,
+        threads,
     ):
         assert (made, before, no_ticket, kept) == ("construct", LaunchState.RETAINED, None, True)
         assert (submitted, after, still_kept) == ("submit", LaunchState.SUBMITTING, True)
@@ -168,7 +172,7 @@ async def test_a_launch_is_retained_constructed_registered_and_submitted_in_this
         assert launch_id == same_id == ticket.id
         assert ticket.state is TicketState.DONE
     assert (join.launch_id, join.kind, join.state) == (joins[0][2], LaunchKind.JOIN, LaunchState.RUNNING)
-    assert published == [None]
+    assert published == [None, None]
 
 
 async def test_an_executor_that_runs_a_ticket_twice_runs_its_launch_once(store: Store) -> None:
@@ -329,6 +333,90 @@ async def test_a_join_that_was_given_up_gives_no_witness_and_its_children_are_wa
     assert open_before == "open"
     assert record is not None
     assert (record.status, record.family_return_ack) == (RunStatus.RUNNING, None)
+
+
+@attrs.frozen
+class RefusesJoins:
+    """No worker is to be had for a join."""
+
+    executor: Executor
+
+    def construct(self, launch: Launch) -> Ticket:
+        if launch.kind is LaunchKind.JOIN:
+            raise OSError("no memory")
+        return self.executor.construct(launch)
+
+    def submit(self, ticket: Ticket) -> None:
+        self.executor.submit(ticket)
+
+
+async def test_a_join_is_given_up_while_a_child_is_on_its_way(faulty: FaultyStore) -> None:
+    """R-20, R-18: a child whose row is being written then still starts, is waited for, and is joined by its parent."""
+    children: list[Run[int]] = []
+
+    async def admit(parent: Run[None]) -> None:
+        children.append(await parent.start_child(give))
+
+    async with open_room(faulty, name="r") as room, trio.open_nursery() as nursery:
+        room.pool.tasks = RefusesJoins(room.pool.tasks)
+        stop = trio.Event()
+        run = await room.start(wait_for, stop)
+        row = faulty.hold(of=AdmitRun)
+        nursery.start_soon(admit, run)
+        await row.wait_reached()
+        stop.set()
+        await wait_all_tasks_blocked()
+        (given_up,) = abandon_held(room)
+        await wait_all_tasks_blocked()
+        before = (is_open_or_abandoned(run), list(children))
+        row.release()
+        with pytest.raises(RunAbandonedError):
+            await run.wait_returned()
+        (child,) = children
+        value = (await child.outcome()).value
+        records = [await room.load(run_id) for run_id in (run.id, child.id)]
+
+        assert room.live() == ()
+    assert (given_up.run_id, given_up.phase) == (run.id, "join")
+    assert before == ("open", [])
+    assert value == 1
+    assert [(row.status, row.family_return_ack is None) for row in records if row is not None] == [
+        (RunStatus.RUNNING, True),
+        (RunStatus.COMPLETED, False),
+    ]
+
+
+async def test_an_interrupt_in_a_publication_ends_the_room(store: Store) -> None:
+    """R-29: nobody waits for a publication, so what is no `Exception` leaves through the room's block."""
+
+    async def publish(_: Outcome[Any]) -> None:
+        raise SystemExit(3)
+
+    async def live() -> None:
+        with pytest.raises(SystemExit) as caught:
+            async with open_room(store, name="r") as room:
+                rooms.append(room)
+                await room.start(wait_for, trio.Event())
+                await room.start(give, publish=publish)
+                await trio.sleep_forever()
+        codes.append(caught.value.code)
+
+    rooms: list[Room] = []
+    codes: list[object] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(live)
+        await wait_all_tasks_blocked()
+        (held,) = abandon_held(rooms[0])
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    rows = (await rooms[0].list_runs()).runs
+
+    assert (held.phase, held.code) == ("publishing", "SystemExit")
+    assert codes == [3]
+    assert {(row.status, row.reason) for row in rows} == {
+        (RunStatus.COMPLETED, None),
+        (RunStatus.CANCELLED, "room-closing"),
+    }
 
 
 def is_open_or_abandoned(run: Run[Any]) -> str:

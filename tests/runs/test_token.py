@@ -134,6 +134,33 @@ async def test_foreign_use_is_refused_by_its_reason_and_consumes_nothing(stage: 
     assert [run.id for run in (await stage.room.list_runs(parent=stage.parent.id)).runs] == [child.id]
 
 
+@pytest.mark.parametrize("native", [False, True])
+async def test_a_thread_is_the_task_that_it_calls_back_into(stage: Stage, native: bool) -> None:
+    """R-38: Trio runs what a thread calls back in the task that entered it, and by `trio_token` in one of its own."""
+    loop = trio.lowlevel.current_trio_token()
+    told: list[str] = []
+    children: list[Run[int]] = []
+
+    async def foreign() -> None:
+        told.append(await reason_of(stage.parent, token))
+
+    async def own() -> None:
+        children.append(await stage.parent.admit(token, give))
+        told.append(await reason_of(stage.parent, token))
+
+    def thread() -> None:
+        trio.from_thread.run(foreign, trio_token=loop)
+        trio.from_thread.run(own)
+
+    with stage.parent.reserve() as token:
+        await (stage.other.run_native(thread) if native else trio.to_thread.run_sync(thread))
+        (child,) = children
+        value = await child.result()
+
+    assert told == ["foreign-context", "consumed"]
+    assert (child.id, value) == (token.run_id, 1)
+
+
 async def test_a_late_token_is_expired(stage: Stage) -> None:
     """R-38: an unused token admits nothing once its block was left."""
     with stage.parent.reserve() as token:
