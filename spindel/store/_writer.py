@@ -1,10 +1,16 @@
 """The writer: one lane that applies queued mutations in batches, each batch one transaction and one delivery.
 
-    tasks ──queue──▶ fresh ──once a tick──▶ waiting ──a turn: at most 256──▶ BEGIN, apply, COMMIT ──▶ deliver once
+    tasks ──queue──▶ fresh ──one hand-over at a time──▶ turns of at most 256: BEGIN, apply, COMMIT ──▶ deliver each
+                       ▲                                                                                │
+                       └──────────── the tasks that it resumed queue what they write next ◀─────────────┘
 
-A task that writes parks itself and is resumed by the delivery of its batch; nothing else is made for it. Everything
-that was queued within one tick of the loop crosses to the lane together, and a turn takes all that is there by then, so
-batches grow with the load and a single write waits for nobody.
+A task that writes parks itself and is resumed by the delivery of its batch; nothing else is made for it. While a
+hand-over is out, whatever is queued waits for the next one, which follows the last delivery after a few ticks of the
+loop: so the tasks that this delivery resumed, and those that they wake in turn, get their next write into it. Handing
+over at each tick instead splits tasks that write again and again into two crowds for good: each is committed while the
+other one computes, so they never share a commit, and each waits for the other's as well as for its own.
+
+A first write after a pause waits for nobody: it is handed over in the next tick.
 
 What a batch knows at its end:
 
@@ -21,7 +27,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import deque
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -46,6 +52,8 @@ if TYPE_CHECKING:
 __all__ = ["BATCH_MAX", "Writer"]
 
 BATCH_MAX: Final = 256
+# One for the tasks that a delivery resumes, one for those that they wake: a settled Job's waiter starts the next Job.
+_GATHERING_TICKS: Final = 2
 
 _log: Final = logging.getLogger("spindel.store")
 _BACKOFF: Final = Backoff(first_seconds=0.025, longest_seconds=5.0)
@@ -111,11 +119,12 @@ class Writer:
         "_now",
         "_refusals",
         "_retry_at",
+        "_scheduled",
         "_single",
         "_token",
+        "_turns",
         "_unowned",
         "_unsettled",
-        "_waiting",
         "commits",
     )
 
@@ -126,7 +135,9 @@ class Writer:
         self._token = trio.lowlevel.current_trio_token()
         self._foreign = foreign_work()
         self._fresh: list[_Slot] = []
-        self._waiting: deque[_Slot] = deque()
+        # True from the first queued write until a hand-over finds nothing: one is to come, or is out.
+        self._scheduled = False
+        self._turns = 0
         self._unsettled = 0
         self._draining = False
         self._closing: trio.lowlevel.Task | None = None
@@ -210,22 +221,37 @@ class Writer:
         if not self._unsettled:
             self._foreign.begin()
         self._unsettled += len(slots)
-        if not self._fresh:
-            # Once a tick, not for each: a lane that is woken by the first of many would leave with that one alone.
-            self._token.run_sync_soon(self._hand_over)
         self._fresh.extend(slots)
+        if not self._scheduled:
+            # Not at once: a lane that is woken by the first of many would leave with that one alone.
+            self._scheduled = True
+            self._token.run_sync_soon(self._hand_over)
+
+    def _gather(self, ticks: int) -> None:
+        """Hand over when the tasks that run now have had so many ticks to queue, and this one has ended."""
+        if ticks:
+            self._token.run_sync_soon(self._gather, ticks - 1)
+        else:
+            self._token.run_sync_soon(self._hand_over)
 
     def _hand_over(self) -> None:
         slots, self._fresh = self._fresh, []
-        self._now = trio.current_time()
-        self._waiting.extend(slots)
-        # A turn may find less than its share, or nothing, if an earlier one was late and took it along.
-        for _ in range(0, len(slots), BATCH_MAX):
-            self._lane.submit(self._turn, self._deliver)
+        if not slots:
+            self._scheduled = False
+            return
+        now = trio.current_time()
+        batches = [slots[first : first + BATCH_MAX] for first in range(0, len(slots), BATCH_MAX)]
+        # Counted before the first leaves, since an inline lane delivers it from within.
+        self._turns = len(batches)
+        for batch in batches:
+            self._lane.submit(partial(self._turn, batch, now), self._deliver)
 
     def _deliver(self, slots: list[_Slot]) -> None:
+        self._turns -= 1
+        if not self._turns:
+            self._gather(_GATHERING_TICKS)
         self._unsettled -= len(slots)
-        if slots and not self._unsettled:
+        if not self._unsettled:
             self._foreign.end()
             if self._closing is not None:
                 closing, self._closing = self._closing, None
@@ -251,9 +277,8 @@ class Writer:
         if connection is not None:
             _close(connection)
 
-    def _turn(self) -> list[_Slot]:
-        waiting = self._waiting
-        batch = [waiting.popleft() for _ in range(min(BATCH_MAX, len(waiting)))]
+    def _turn(self, batch: list[_Slot], now: float) -> list[_Slot]:
+        self._now = now
         try:
             for confirming, slots in groupby(batch, attrgetter("confirming")):
                 if confirming:

@@ -18,14 +18,17 @@ from spindel.clock import foreign_work
 from spindel.errors import WriteRefusedError, WriteUncertainError
 from spindel.store import AdmitRun, Confirmation, SqliteStore, StorePart, Together
 from spindel.store import _connection as connection_module
+from spindel.store._executor import InlineExecutor
+from spindel.store._writer import BATCH_MAX
 from spindel.testing.store_contract import open_commands
 from tests.store.conftest import REPOSITORY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from spindel.store import Mutation
+    from spindel.store._executor import Lane
     from tests.store.conftest import FailingDisk, RunProgram
 
 EXECUTORS = pytest.mark.parametrize("executor", ["thread", "inline"])
@@ -87,22 +90,124 @@ class TestBatch:
         assert commits == 1
         assert rows == {first.id, second.id, after.id}
 
-    async def test_is_handed_over_while_the_one_before_is_committed(self, tmp_path: Path) -> None:
-        async with SqliteStore(tmp_path / "runs.db") as store, open_commands(store) as commands:
+    @EXECUTORS
+    async def test_has_the_writes_of_all_tasks_that_write_again_and_again(self, tmp_path: Path, executor: Any) -> None:
+        async with SqliteStore(tmp_path / "runs.db", executor=executor) as store, open_commands(store) as commands:
             before = store.commits
-
-            async def write_many() -> None:
-                for _ in range(20):
-                    await store.write(commands.admit())
-
             async with trio.open_nursery() as nursery:
                 for _ in range(50):
-                    nursery.start_soon(write_many)
+                    nursery.start_soon(write_in_turn, store, [commands.admit() for _ in range(20)])
             commits = store.commits - before
             report = await store.check()
 
         assert report.runs == 1000
-        assert commits <= 200
+        assert commits == 20
+
+    async def test_is_shared_by_tasks_that_began_apart(self, tmp_path: Path) -> None:
+        """One whose first write came while the other's was committed writes with it from then on."""
+        executor = GatedExecutor()
+        async with SqliteStore(tmp_path / "runs.db", executor=executor) as store, open_commands(store) as commands:
+            before = store.commits
+            executor.lane.shut = True
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(write_in_turn, store, [commands.admit() for _ in range(10)])
+                await wait_all_tasks_blocked()
+                nursery.start_soon(write_in_turn, store, [commands.admit() for _ in range(10)])
+                await wait_all_tasks_blocked()
+                handed_over = len(executor.lane.kept)
+                executor.lane.open()
+            commits = store.commits - before
+
+        assert handed_over == 1
+        # The first one alone, nine shared, the late one's last alone.
+        assert commits == 11
+
+    async def test_has_the_writes_of_those_whom_the_delivery_resumed_and_of_those_whom_they_woke(
+        self, tmp_path: Path
+    ) -> None:
+        async with (
+            SqliteStore(tmp_path / "runs.db", executor="inline") as store,
+            open_commands(store) as commands,
+            trio.open_nursery() as nursery,
+        ):
+
+            async def write_and_wake() -> None:
+                woken = trio.Event()
+
+                async def write_when_woken() -> None:
+                    await woken.wait()
+                    await store.write(commands.admit())
+
+                nursery.start_soon(write_when_woken)
+                await store.write(commands.admit())
+                woken.set()
+                await store.write(commands.admit())
+
+            before = store.commits
+            for _ in range(20):
+                nursery.start_soon(write_and_wake)
+            await wait_all_tasks_blocked()
+            commits = store.commits - before
+
+        assert commits == 2
+
+    async def test_keeps_the_order_of_the_writes_and_readings_that_came_meanwhile(self, tmp_path: Path) -> None:
+        """What waits for a hand-over is applied in the order in which it was queued, over several turns."""
+        executor = GatedExecutor()
+        async with SqliteStore(tmp_path / "runs.db", executor=executor) as store, open_commands(store) as commands:
+            runs = [commands.admit() for _ in range(BATCH_MAX)]
+            last = commands.finish(runs[-1])
+            found: dict[str, Confirmation] = {}
+
+            async def read_back(mutation: Mutation[Any], when: str) -> None:
+                found[when] = await store.confirm(mutation)
+
+            steps: list[tuple[Any, ...]] = [
+                (read_back, runs[0], "before its write"),
+                (store.write, runs[0]),
+                (read_back, runs[0], "after its write"),
+                (store.write_each, runs[1:]),
+                (store.write, last),
+                (read_back, last, "in the next turn"),
+            ]
+            executor.lane.shut = True
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(store.write, commands.admit())
+                await wait_all_tasks_blocked()
+                for step in steps:
+                    nursery.start_soon(*step)
+                    await wait_all_tasks_blocked()
+                kept = len(executor.lane.kept)
+                executor.lane.open()
+            report = await store.check()
+
+        assert kept == 1
+        assert found == {
+            "before its write": Confirmation.ABSENT,
+            "after its write": Confirmation.PRESENT,
+            "in the next turn": Confirmation.PRESENT,
+        }
+        assert report.runs == BATCH_MAX + 1
+
+    async def test_of_one_that_writes_alone_is_not_kept_waiting(self, tmp_path: Path) -> None:
+        """After a pause a write is handed over in the next tick of the loop, and after another write soon after it."""
+        executor = GatedExecutor()
+        async with SqliteStore(tmp_path / "runs.db", executor=executor) as store, open_commands(store) as commands:
+            executor.lane.shut = True
+            ticks: list[int] = []
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(write_in_turn, store, [commands.admit(), commands.admit()])
+                for _ in range(2):
+                    ticks.append(0)
+                    while not executor.lane.kept:
+                        ticks[-1] += 1
+                        await trio.lowlevel.checkpoint()
+                    executor.lane.deliver()
+                await wait_all_tasks_blocked()
+                executor.lane.open()
+
+        assert ticks[0] <= 3
+        assert ticks[1] <= 5
 
     async def test_in_flight_is_foreign_work_for_a_test_s_clock(self, tmp_path: Path) -> None:
         async with SqliteStore(tmp_path / "runs.db") as store, open_commands(store) as commands:
@@ -113,6 +218,44 @@ class TestBatch:
             foreign_work().listen(None)
 
         assert busy == [False, True, False, True, False]
+
+
+class GatedLane:
+    """A lane that a test can shut: then it keeps its work until the test has it done."""
+
+    def __init__(self) -> None:
+        self.shut = False
+        self.kept: list[tuple[Callable[[], Any], Callable[[Any], object]]] = []
+
+    def submit(self, work: Callable[[], Any], deliver: Callable[[Any], object]) -> None:
+        self.kept.append((work, deliver))
+        if not self.shut:
+            self.deliver()
+
+    def deliver(self) -> None:
+        kept, self.kept = self.kept, []
+        for work, deliver in kept:
+            deliver(work())
+
+    def open(self) -> None:
+        self.shut = False
+        self.deliver()
+
+    def close(self) -> None:
+        assert not self.kept
+
+
+class GatedExecutor:
+    def __init__(self) -> None:
+        self.lane = GatedLane()
+
+    def open_lane(self, name: str) -> Lane:
+        return self.lane if name == "store writer" else InlineExecutor().open_lane(name)
+
+
+async def write_in_turn(store: SqliteStore, mutations: Sequence[AdmitRun]) -> None:
+    for mutation in mutations:
+        await store.write(mutation)
 
 
 class TestFailingCommit:
