@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 from spindel.jobs import _stages
 from spindel.runs import _states
@@ -39,11 +40,41 @@ def _transitions(table: Mapping[Any, Collection[Any]]) -> str:
     return "\n".join(["| From | To |", "|---|---|", *rows])
 
 
+_FACTS = {
+    _stages.Stage.FAMILY_JOIN: "the family, seen to have returned",
+    _stages.Stage.RELEASE: "the lease, seen to be gone",
+}
+
+
+def _attest(stage: _stages.Stage) -> str:
+    """Tell what an acknowledgement of a held stage needs."""
+    needs = _stages.ACKNOWLEDGED_BY.get(stage)
+    match needs:
+        case None:
+            return "never held"
+        case _stages.AcknowledgedBy.WORD:
+            return "your word"
+        case _stages.AcknowledgedBy.ROW:
+            return "its exact write, found in the row"
+        case _stages.AcknowledgedBy.FACT:
+            return _FACTS[stage]
+        case _:
+            assert_never(needs)
+
+
+def _stage_table() -> str:
+    """Render the stages as they follow each other: what their module says of each, and what attests it if it is held."""
+    told = dict(re.findall(r"^\| `([\w-]+)` \| (.*) \|$", _stages.__doc__ or "", re.MULTILINE))
+    told[_stages.Stage.WORK] = "`fn(run, ...)`; its end decides the outcome | running"
+    rows = [f"| `{stage}` | {told[stage]} | {_attest(stage)} |" for stage in _stages.STAGE_NEXT]
+    return "\n".join(["| Stage | Effect | Row afterwards | If held, acknowledged by |", "|---|---|---|---|", *rows])
+
+
 # Made from the tables that the code walks, so a page can't disagree with it.
 myst_substitutions = {
     "lease_transitions": _transitions(_states.LEASE_NEXT),
     "room_transitions": _transitions(_states.ROOM_NEXT),
-    "stage_transitions": _transitions(_stages.STAGE_NEXT),
+    "stage_table": _stage_table(),
     "ticket_transitions": _transitions(_states.TICKET_NEXT),
 }
 

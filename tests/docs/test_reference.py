@@ -7,8 +7,10 @@ from pathlib import Path
 
 import apsw
 
+from docs import conf
 from spindel import errors, observe
 from spindel.cli._main import cli as command_line
+from spindel.jobs import Stage
 
 ROOT = Path(__file__).parent.parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -29,6 +31,18 @@ def test_the_catalogue_of_events_is_complete() -> None:
     names = {kind.name for kind in kinds if isinstance(kind, type) and issubclass(kind, observe.RoomEvent)}
 
     assert first_column("events.md") == names - {""}
+
+
+def test_the_table_of_stages_has_what_each_does_and_what_attests_it() -> None:
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in conf.myst_substitutions["stage_table"].splitlines()[2:]
+    ]
+
+    assert [row[0] for row in rows] == [f"`{stage}`" for stage in Stage]
+    assert all(len(row) == 4 and all(row) for row in rows)
+    assert {row[0] for row in rows if row[3] == "your word"} == {"`core`", "`adapter`"}
+    assert {row[0] for row in rows if row[3] == "never held"} == {"`work`", "`done`"}
 
 
 def test_every_branch_of_the_errors_has_a_row() -> None:
