@@ -384,11 +384,9 @@ def _task_name(fn: Any) -> object:
 
 
 def _make_unused(entry: Entry) -> None:
-    """Nothing is owed for this admission any more: the lease goes with its callback."""
-    entry.phase = LeasePhase.RESERVED
+    """Nothing is owed for this admission any more: it has returned, and the lease goes with its callback."""
     entry.custody = None
-    if entry.callback_exited:
-        entry.finish_unadmitted("finished")
+    entry.finish_unadmitted("finished")
 
 
 async def _judge(entry: Entry, error: Exception) -> None:

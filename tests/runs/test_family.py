@@ -1,39 +1,29 @@
-"""Families: what a parent owes for its children, until all of it has come back. Beside them a model in plain Python."""
+"""Families: what a parent owes for its children, until all of it has come back."""
 
 from __future__ import annotations
 
 import gc
-import os
 import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import pytest
 import trio
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from spindel.errors import AdmissionError, FamilySealedError
-from spindel.runs import Child, LaunchKind, Outcome, Publication, Run, observe_settlement, open_room
+from spindel.errors import FamilySealedError
+from spindel.runs import Child, LaunchKind, Outcome, Run, observe_settlement, open_room
 from spindel.runs._entry import Entry, FamilyState
 from spindel.store import AdmitRun, FinishRun, MemoryStore, RunStatus
 from spindel.testing.faults import FaultyStore
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
-    from contextlib import AbstractContextManager
 
-    from spindel.ids import RunId
-    from spindel.runs import AdmissionToken, Executor, Launch, Room, Ticket
+    from spindel.runs import Executor, Launch, Ticket
     from spindel.store import RunRecord, Store
     from spindel.testing.sweep import Steps
     from tests.conftest import Sweep
-
-OPERATIONS = int(os.environ.get("SPINDEL_MODEL_OPERATIONS", "2000"))
-"""How many operations the model is compared over."""
-SCRIPT_LENGTH = 40
 
 
 async def give(_: Run[int], value: int = 1) -> int:
@@ -398,234 +388,3 @@ async def test_a_kept_child_keeps_nothing_of_those_above_it() -> None:
 
     assert len(kept) == 1
     assert left == 1
-
-
-# -- a model beside the family ---------------------------------------------------------------------------------------
-
-
-@attrs.define
-class ModelLease:
-    """What one reservation owes, as the model sees it."""
-
-    cancelled: bool = False
-    admitted: bool = False
-    exited: bool = False
-    returned: bool = False
-    publication: Publication = Publication.NONE
-
-    @property
-    def phase(self) -> str:
-        if not self.admitted:
-            return "reserved"
-        if not self.returned:
-            return "admitted"
-        return "publishing" if self.publication is Publication.PENDING else "returned"
-
-
-@attrs.define
-class ModelFamily:
-    """A family in plain Python: no tasks, no time, no store."""
-
-    leases: dict[int, ModelLease] = attrs.Factory(dict)
-    sealed: bool = False
-    cancelled: bool = False
-    ended: bool = False
-
-    @property
-    def returned(self) -> bool:
-        return self.ended and not self.leases
-
-    def reserve(self, slot: int) -> str | None:
-        if self.returned:
-            return "ParentNotLiveError"
-        if self.sealed:
-            return "FamilySealedError"
-        if self.cancelled:
-            return "FamilyCancelledError"
-        self.leases[slot] = ModelLease()
-        return None
-
-    def admit(self, slot: int, *, publish: bool) -> None:
-        lease = self.leases[slot]
-        lease.admitted = True
-        lease.publication = Publication.PENDING if publish else Publication.NONE
-        lease.returned = lease.cancelled
-
-    def finish(self, slot: int) -> None:
-        self.leases[slot].returned = True
-        self._settle(slot)
-
-    def acknowledge(self, slot: int) -> None:
-        self.leases[slot].publication = Publication.ACKNOWLEDGED
-        self._settle(slot)
-
-    def exit(self, slot: int) -> None:
-        lease = self.leases[slot]
-        lease.exited = True
-        if lease.admitted:
-            self._settle(slot)
-        else:
-            del self.leases[slot]
-
-    def seal(self) -> None:
-        self.sealed = True
-
-    def cancel(self) -> bool:
-        self.cancelled = self.cancelled or not self.ended
-        for slot, lease in tuple(self.leases.items()):
-            lease.cancelled = True
-            if lease.admitted:
-                lease.returned = True
-                self._settle(slot)
-        return not self.ended
-
-    def end(self) -> None:
-        self.ended = self.sealed = True
-
-    def _settle(self, slot: int) -> None:
-        lease = self.leases[slot]
-        if lease.returned and lease.exited and lease.publication is not Publication.PENDING:
-            del self.leases[slot]
-
-
-@attrs.define
-class Slot:
-    """The real thing behind one slot of the model: an open block and what ends its child."""
-
-    block: AbstractContextManager[AdmissionToken]
-    token: AdmissionToken
-    done: trio.Event = attrs.Factory(trio.Event)
-    published: trio.Event = attrs.Factory(trio.Event)
-    left: bool = False
-
-    def leave(self) -> None:
-        if not self.left:
-            self.left = True
-            self.block.__exit__(None, None, None)
-
-    async def publish(self, _: Outcome[Any]) -> None:
-        await self.published.wait()
-
-
-class Family:
-    """A real parent that stays, driven by the same operations as the model."""
-
-    def __init__(self, room: Room, parent: Run[None], stop: trio.Event) -> None:
-        self.room = room
-        self.parent = parent
-        self.stop = stop
-        self.slots: dict[int, Slot] = {}
-        self.opened: list[Slot] = []
-
-    def reserve(self, number: int) -> str | None:
-        block = self.parent.reserve()
-        try:
-            token = block.__enter__()
-        except AdmissionError as error:
-            return type(error).__name__
-        self.slots[number] = Slot(block, token)
-        self.opened.append(self.slots[number])
-        return None
-
-    async def admit(self, number: int, *, publish: bool) -> None:
-        slot = self.slots[number]
-        if publish:
-            await self.parent.admit(slot.token, wait_for, slot.done, publish=slot.publish)
-        else:
-            await self.parent.admit(slot.token, wait_for, slot.done)
-
-    async def facts(self) -> dict[RunId, tuple[str, bool, bool, Publication]]:
-        leases = (await observe_settlement(self.room, self.parent.id)).leases
-        return {
-            lease.run_id: (lease.phase.value, lease.callback_exited, lease.child_returned, lease.publication)
-            for lease in leases
-        }
-
-    def let_go(self) -> None:
-        """End all that is still open, so that the room can end whatever became of the comparison."""
-        for slot in self.opened:
-            slot.done.set()
-            slot.published.set()
-            slot.leave()
-        self.stop.set()
-
-
-async def stay(_: Run[None], stop: trio.Event) -> None:
-    with trio.CancelScope(shield=True):
-        await stop.wait()
-
-
-async def apply(model: ModelFamily, family: Family, operation: str, number: int) -> None:
-    """Do the same to both, if the model says that it can be done at all."""
-    lease = model.leases.get(number)
-    match operation:
-        case "reserve" if lease is None:
-            assert family.reserve(number) == model.reserve(number)
-        case "admit" | "admit-and-publish" if lease is not None and not (lease.admitted or lease.exited):
-            publish = operation == "admit-and-publish"
-            await family.admit(number, publish=publish)
-            model.admit(number, publish=publish)
-        case "finish" if lease is not None and lease.admitted and not lease.returned:
-            family.slots[number].done.set()
-            model.finish(number)
-        case "acknowledge" if lease is not None and lease.returned and lease.publication is Publication.PENDING:
-            family.slots[number].published.set()
-            model.acknowledge(number)
-        case "exit" if lease is not None and not lease.exited:
-            family.slots[number].leave()
-            model.exit(number)
-        case "seal" if number == 0:
-            family.parent.seal()
-            model.seal()
-        case "cancel" if number == 0:
-            assert family.parent.cancel() == model.cancel()
-        case "end" if number == 0:
-            family.stop.set()
-            model.end()
-        case _:
-            pass
-
-
-async def compare(script: list[tuple[str, int]]) -> int:
-    """Play a script on both; gives how many operations were compared."""
-    stop = trio.Event()
-    async with open_room(name="model") as room:
-        parent = await room.start(stay, stop)
-        model, family = ModelFamily(), Family(room, parent, stop)
-        try:
-            for operation, number in script:
-                await apply(model, family, operation, number)
-                await wait_all_tasks_blocked()
-                expected = {
-                    family.slots[slot].token.run_id: (lease.phase, lease.exited, lease.returned, lease.publication)
-                    for slot, lease in model.leases.items()
-                }
-                assert await family.facts() == expected
-                assert is_open(parent) == (not model.returned)
-        finally:
-            family.let_go()
-        await parent.wait_returned()
-        record = await room.load(parent.id)
-
-    assert record is not None
-    assert record.status is RunStatus.COMPLETED
-    assert record.family_return_ack is not None
-    assert room.entries == {}
-    return len(script)
-
-
-_NAMES = ("reserve", "admit", "admit-and-publish", "finish", "acknowledge", "exit", "seal", "cancel", "end")
-_SLOTS = st.integers(0, 4)
-# The first six are drawn more often: a script that seals at once compares little.
-_OPERATION = st.tuples(st.sampled_from(_NAMES[:6] * 3 + _NAMES), _SLOTS)
-
-
-@settings(
-    max_examples=max(1, OPERATIONS // SCRIPT_LENGTH),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example, HealthCheck.data_too_large],
-)
-@given(script=st.lists(_OPERATION, min_size=SCRIPT_LENGTH, max_size=SCRIPT_LENGTH))
-async def test_a_family_and_its_model_agree_after_every_operation(script: list[tuple[str, int]]) -> None:
-    """R-39, R-41, R-42, R-43: reservations, admissions, ends, publications, seals and cancels, in any order."""
-    assert await compare(script) == SCRIPT_LENGTH
