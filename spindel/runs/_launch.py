@@ -173,7 +173,6 @@ class ThreadExecutor:
         return Ticket(launch)
 
     def submit(self, ticket: Ticket) -> None:
-        """Offer it; one that was used up is nobody's any more."""
-        if ticket.state is TicketState.NEW:
-            ticket.launch.offered = ticket
-            ticket.launch.tell()
+        """Offer it."""
+        ticket.launch.offered = ticket
+        ticket.launch.tell()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from spindel.runs import (
     observe_settlement,
     open_room,
 )
+from spindel.runs._frontier import Block
 from spindel.store import RunStatus
 
 if TYPE_CHECKING:
@@ -376,6 +378,75 @@ async def test_what_a_holder_starts_as_part_of_a_run_may_enter_threads_that_wait
     other.cancel()
 
     assert seen == [None] * 4
+
+
+async def test_plain_tasks_of_a_run_whose_body_holds_a_frontier_may_enter_threads_that_wait(stage: Stage) -> None:
+    """R-47: started by the body itself, they leave its frontier behind as well."""
+    seen: list[str | None] = []
+    token = trio.lowlevel.current_trio_token()
+
+    async def note() -> None:
+        seen.append(held_frontier())
+
+    async def enter() -> None:
+        await trio.to_thread.run_sync(lambda: trio.from_thread.run(note, trio_token=token))
+        if len(seen) == 2:
+            over.set()
+
+    async def body(run: Run[None]) -> None:
+        run.start_soon(trio.sleep, 0)
+        await trio.lowlevel.checkpoint()
+        with frontier("host-line"):
+            run.start_soon(enter)
+            await trio.lowlevel.checkpoint()
+            run.start_soon(enter)
+            await over.wait()
+
+    over = trio.Event()
+    await (await stage.room.start(body)).result()
+
+    assert seen == [None, None]
+
+
+def test_what_the_main_task_starts_elsewhere_is_not_covered() -> None:
+    """R-47: a frontier of the outermost task covers by its nurseries only, though its context is everybody's."""
+    seen: list[str | None] = []
+
+    async def note() -> None:
+        seen.append(held_frontier())
+
+    async def main() -> None:
+        async with trio.open_nursery() as older:
+            with frontier("host-line"):
+                older.start_soon(note)
+                await wait_all_tasks_blocked()
+                async with trio.open_nursery() as inner:
+                    inner.start_soon(note)
+
+    trio.run(main)
+
+    assert seen == [None, "host-line"]
+
+
+async def test_nothing_of_a_stretch_is_kept_once_it_is_over(stage: Stage) -> None:
+    """R-86: a task that reserves again and again carries none of it on."""
+
+    async def reserve_again(left: int) -> None:
+        with stage.run.reserve():
+            if left:
+                older.start_soon(reserve_again, left - 1)
+                await trio.lowlevel.checkpoint()
+        last.append(sum(1 for thing in gc.get_objects() if isinstance(thing, Block)))
+
+    last: list[int] = []
+    async with trio.open_nursery() as older:
+        older.start_soon(reserve_again, 20)
+    with stage.run.reserve():
+        pass
+    gc.collect()
+
+    assert last[-1] <= 2
+    assert not [thing for thing in gc.get_objects() if isinstance(thing, Block)]
 
 
 async def test_what_trio_does_not_tell_of_plain_threads_native_launches_get_right(stage: Stage) -> None:

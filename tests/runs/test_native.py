@@ -28,7 +28,7 @@ from spindel.store import RunStatus
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from spindel.runs import Outcome
+    from spindel.runs import Launch, Outcome, Ticket
     from spindel.store import Store
 
 
@@ -279,6 +279,31 @@ async def test_a_launch_that_has_not_begun_is_cancelled_and_never_submitted(stor
     assert ticket is not None
     assert not ticket.claim()
     assert called == []
+
+
+async def test_whoever_is_cancelled_already_launches_nothing(store: Store) -> None:
+    """R-76: the cancellation is met before anything exists."""
+    called: list[str] = []
+    begun: list[Launch] = []
+
+    class Notes:
+        def construct(self, launch: Launch) -> Ticket:
+            begun.append(launch)
+            raise OSError
+
+        def submit(self, ticket: Ticket) -> None:
+            raise AssertionError("there is none")
+
+    async def body(run: Run[None]) -> None:
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await run.run_native(called.append, "called")
+
+    async with open_room(store, name="r") as room:
+        room.pool.threads = Notes()
+        await (await room.start(body)).result()
+
+    assert (called, begun) == ([], [])
 
 
 async def test_a_launch_that_runs_is_seen_and_then_gone(store: Store, deaf: Deaf) -> None:

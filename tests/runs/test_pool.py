@@ -310,7 +310,10 @@ async def test_only_the_familys_own_sentinel_acknowledges_its_return(store: Stor
     assert after.family_return_ack is not None
 
 
-async def test_a_join_that_was_given_up_gives_no_witness_and_its_children_are_waited_for(store: Store) -> None:
+@pytest.mark.parametrize("answer", ["None", "raises"])
+async def test_a_join_that_was_given_up_gives_no_witness_and_its_children_are_waited_for(
+    store: Store, answer: str
+) -> None:
     """R-20, R-49: abandoned, the row stays as it is; the children's tasks are still joined before the Run goes."""
     done = trio.Event()
 
@@ -318,7 +321,7 @@ async def test_a_join_that_was_given_up_gives_no_witness_and_its_children_are_wa
         await run.start_child(wait_for, done)
 
     async with open_room(store, name="r") as room:
-        room.pool.tasks = Substitute(room.pool.tasks, lambda _: _none)
+        room.pool.tasks = Substitute(room.pool.tasks, ANSWERS[answer][0])
         run = await room.start(parent)
         await wait_all_tasks_blocked()
         (given_up,) = abandon_held(room)
