@@ -20,7 +20,7 @@ from spindel.ids import IdSource, WitnessStage, witness_id
 from spindel.store import FAMILY_VERSION, JOB_VERSION, AdmitRun, AppendWitnesses, FinishRun, SqliteStore
 from spindel.store._connection import open_for_writing
 from spindel.store._executor import ThreadExecutor, refuse_abort
-from spindel.store._sqlite_runs import RUNS_PART
+from spindel.store._runs_part import RUNS_PART
 from spindel.store._writer import BATCH_MAX
 
 if TYPE_CHECKING:

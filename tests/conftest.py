@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
-from spindel.store import MemoryStore, SqliteStore
+from spindel.store import MemoryStore, PostgresStore, SqliteStore
 from spindel.testing.faults import FaultyStore
 from spindel.testing.sweep import Steps, sweep_steps
 
@@ -22,11 +22,25 @@ if not entry_points(group="pytest11", name="spindel"):
     pytest_plugins = ["spindel.testing.plugin"]
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    """Every store, open. The one on disk writes in the loop, so that a test's turns are its own."""
-    inner = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "runs.db", executor="inline")
-    async with inner as opened:
+@pytest.fixture(params=["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def new_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Store]:
+    """Make every store, over an empty database of the test's own; each call gives a store over the same rows.
+
+    Those with a database write in the loop, so that a test's turns are its own.
+    """
+    if request.param == "memory":
+        store = MemoryStore()
+        return lambda: store
+    if request.param == "sqlite":
+        return lambda: SqliteStore(tmp_path / "runs.db", executor="inline")
+    dsn: str = request.getfixturevalue("postgres_dsn")
+    return lambda: PostgresStore(dsn, executor="inline")
+
+
+@pytest.fixture
+async def store(new_store: Callable[..., Store]) -> AsyncIterator[Store]:
+    """Every store, open."""
+    async with new_store() as opened:
         yield opened
 
 

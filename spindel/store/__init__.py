@@ -1,7 +1,7 @@
 """Durable facts: the contract of every store, the records, the mutations, and the stores."""
 
 from spindel.store._check import CheckReport, Finding
-from spindel.store._contract import Confirmation, RoomClaim, Store, StorePart
+from spindel.store._contract import Confirmation, PostgresPart, RoomClaim, Store, StorePart
 from spindel.store._executor import Executor, Lane
 from spindel.store._memory import MemoryStore
 from spindel.store._mutations import (
@@ -15,6 +15,7 @@ from spindel.store._mutations import (
     RecordDisposal,
     Together,
 )
+from spindel.store._postgres import PostgresStore
 from spindel.store._records import (
     ENDED,
     ERROR_CHARACTERS_MAX,
@@ -53,6 +54,8 @@ __all__ = [
     "Lane",
     "MemoryStore",
     "Mutation",
+    "PostgresPart",
+    "PostgresStore",
     "RecordCauses",
     "RecordDisposal",
     "RoomClaim",

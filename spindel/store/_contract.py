@@ -21,6 +21,7 @@ Implementers owe, beyond the protocol:
 from __future__ import annotations
 
 from enum import StrEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import attrs
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from spindel.store._mutations import Mutation
     from spindel.store._records import RoomRecord, RunPage, RunQuery, RunRecord
 
-__all__ = ["Confirmation", "RoomClaim", "Store", "StorePart"]
+__all__ = ["Confirmation", "PostgresPart", "RoomClaim", "Store", "StorePart"]
 
 A = TypeVar("A")
 
@@ -63,12 +64,37 @@ class RoomClaim:
         incarnation: the UUID of this opening.
         at: when, in UTC microseconds; the store never lets a room's times go backwards.
         wall_clock: dates the closing; without one it is dated like the opening.
+        on_lost: called in the loop, at most once, by a store that finds out without a write that a newer owner has the
+            room. A write that is refused as `not-owner` says the same, and some stores have no other way.
     """
 
     name: str
     incarnation: UUID
     at: int
     wall_clock: WallClock | None = None
+    on_lost: Callable[[], object] | None = None
+
+
+@attrs.frozen(kw_only=True)
+class PostgresPart:
+    """What a part does in PostgreSQL: functions that the server runs, so that a whole batch is one round trip.
+
+    Each is made anew in every session that writes, as a function of its temporary schema; they belong to the program
+    and not to the database, which programs of several versions may share.
+
+    Attributes:
+        functions: the text that makes them. One that applies takes its argument as `jsonb` and gives a
+            `pg_temp.verdict`, by `pg_temp.changed(value)`, `pg_temp.unchanged(value)` or, as long as it has changed
+            nothing, `pg_temp.refused(code, detail)`; what triggers and constraints refuse may be raised. One that
+            confirms gives `present`, `absent` or `conflict`.
+        apply, confirm: the name of the function for each mutation type.
+        argument: what the function gets instead of the mutation itself; it is sent as JSON.
+    """
+
+    functions: str
+    apply: Mapping[type, str]
+    confirm: Mapping[type, str]
+    argument: Mapping[type, Callable[[Any], object]] = MappingProxyType({})
 
 
 @attrs.frozen(kw_only=True)
@@ -83,7 +109,8 @@ class StorePart:
         memory: the same for the memory store, as a function of `(tables, mutation)`.
         sqlite_confirm, memory_confirm: for each mutation type, a function of the same arguments that reads the
             identity back.
-        single_statement: the mutation types that are one statement and so need no savepoint.
+        single_statement: the mutation types that are one statement in SQLite and so need no savepoint there.
+        postgres: the same for PostgreSQL; without it no `PostgresStore` takes the part.
     """
 
     name: str
@@ -93,6 +120,7 @@ class StorePart:
     sqlite_confirm: Mapping[type, Callable[[Any, Any], Confirmation]]
     memory_confirm: Mapping[type, Callable[[Any, Any], Confirmation]]
     single_statement: frozenset[type] = frozenset()
+    postgres: PostgresPart | None = None
 
 
 class Store(Protocol):

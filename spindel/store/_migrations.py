@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from importlib import resources
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import apsw
 import attrs
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Migration",
     "build_schema",
+    "check_applied",
     "collect_migrations",
     "load_scripts",
     "migrate",
@@ -47,7 +48,6 @@ __all__ = [
     "recognise",
 ]
 
-_DIALECT: Final = "sqlite"
 _NEW_FILE_BYTES: Final = 256 * 1024
 """Room for the tables, the journal that makes them, and the journal's index."""
 
@@ -73,20 +73,20 @@ class Migration:
         return hashlib.sha256(self.script.encode()).hexdigest()
 
 
-def load_scripts(part: str) -> tuple[str, ...]:
-    """Read the scripts of a part of this package, in order: `PART.sqlite.NNN_WHAT.sql`."""
+def load_scripts(part: str, dialect: Literal["sqlite", "postgres"]) -> tuple[str, ...]:
+    """Read the scripts of a part of this package, in order: `PART.DIALECT.NNN_WHAT.sql`."""
     folder = resources.files("spindel.store").joinpath("_schema")
-    prefix = f"{part}.{_DIALECT}."
+    prefix = f"{part}.{dialect}."
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.startswith(prefix))
     return tuple(folder.joinpath(name).read_text(encoding="utf-8") for name in names)
 
 
-def collect_migrations(parts: Iterable[StorePart]) -> tuple[Migration, ...]:
+def collect_migrations(parts: Iterable[StorePart], dialect: Literal["sqlite", "postgres"]) -> tuple[Migration, ...]:
     """Give the scripts of all parts, in the order in which they are applied."""
     return tuple(
         Migration(part.name, number, script)
         for part in parts
-        for number, script in enumerate(part.migrations.get(_DIALECT, ()), start=1)
+        for number, script in enumerate(part.migrations.get(dialect, ()), start=1)
     )
 
 
@@ -102,15 +102,25 @@ def recognise(connection: apsw.Connection, path: str, known: Sequence[Migration]
         raise SchemaError(path, "it is a database of another program; name another file")
     if not filled:
         return {}
-    applied = read_applied(connection)
+    return check_applied(read_applied(connection), path, known)
+
+
+def check_applied(
+    applied: dict[tuple[str, int], str], place: str, known: Sequence[Migration]
+) -> dict[tuple[str, int], str]:
+    """Check that a database has no migration that this version doesn't know, and give back what it has.
+
+    Raises:
+        SchemaError: it is newer than this version, or otherwise.
+    """
     checksums = {(migration.part, migration.number): migration.checksum for migration in known}
     parts = {migration.part for migration in known}
     for (part, number), checksum in applied.items():
         if part in parts and (part, number) not in checksums:
-            raise SchemaError(path, f"it was written by a newer version (migration {part} {number}); update spindel")
+            raise SchemaError(place, f"it was written by a newer version (migration {part} {number}); update spindel")
         if checksums.get((part, number), checksum) != checksum:
             raise SchemaError(
-                path,
+                place,
                 f"its migration {part} {number} is not the one of this version; open it with the version it is from",
             )
     return applied

@@ -23,9 +23,10 @@ from spindel.errors import WriteRefusedError
 from spindel.process import ProcessIdentity, current_process, host_name, process_lives, program_name
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
-__all__ = ["RoomLock", "describe_owner", "lock_path", "owner_known_dead", "owner_lives"]
+__all__ = ["RoomLock", "describe_owner", "lock_path", "owner_known_dead", "owner_lives", "owner_lives_here"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -54,6 +55,14 @@ def owner_lives(text: str) -> bool:
     if owner is None or owner.pid == os.getpid():
         return False
     return process_lives(owner) is True
+
+
+def owner_lives_here(owner: Mapping[str, Any]) -> bool:
+    """Tell whether a recorded owner is another process of this machine that is known to live.
+
+    For a database that many machines share: what another one recorded as its process may be any process here.
+    """
+    return owner.get("host") == host_name() and owner_lives(encode_json(dict(owner)))
 
 
 def owner_known_dead(text: str) -> bool:

@@ -18,6 +18,7 @@ from msgspec.structs import astuple
 
 from spindel.codec import decode_json
 from spindel.errors import InvalidRecordError
+from spindel.ids import WitnessStage, witness_id
 from spindel.store._mutations import (
     AdmitRun,
     AdoptOrphans,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from spindel.store._mutations import Mutation
 
-__all__ = ["ADOPTED_MAX", "OUTCOMES", "check_mutation"]
+__all__ = ["ADOPTED_MAX", "OUTCOMES", "check_mutation", "witnesses_valid"]
 
 OUTCOMES: Final = ENDED | {RunStatus.WAITING}
 """What a Run can end as; `waiting` ends it without an end time."""
@@ -64,6 +65,18 @@ def check_mutation(mutation: Mutation[Any]) -> None:
         _check_types(kind, shape)
         shapes.add(shape)
     _value_checks[kind](mutation)
+
+
+def witnesses_valid(mutation: AppendWitnesses) -> bool:
+    """Tell whether each value is the witness of its stage and this Run; no database of ours can compute that."""
+    return all(
+        value is None or value == witness_id(stage, mutation.id)
+        for stage, value in (
+            (WitnessStage.FAMILY_RETURN, mutation.family),
+            (WitnessStage.CORE_CLEANUP, mutation.core),
+            (WitnessStage.ADAPTER_CLEANUP, mutation.adapter),
+        )
+    )
 
 
 def _allowed_types(hint: object) -> frozenset[type]:

@@ -8,15 +8,14 @@ acknowledged, from other content, which is not. So equal repeats cost a read and
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
-from uuid import UUID
 
 import apsw
 import msgspec
 
 from spindel.errors import RoomInUseError, WriteRefusedError
-from spindel.ids import WitnessStage, witness_id, witness_text
-from spindel.store._contract import Confirmation, StorePart
-from spindel.store._migrations import load_scripts
+from spindel.ids import WitnessStage, witness_text
+from spindel.store._claims import ClaimRoom, LeaveRoom
+from spindel.store._contract import Confirmation
 from spindel.store._mutations import (
     AdmitRun,
     AdoptOrphans,
@@ -27,45 +26,13 @@ from spindel.store._mutations import (
     RecordDisposal,
 )
 from spindel.store._ownership import owner_lives
+from spindel.store._rules import witnesses_valid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import ClassVar
+    from uuid import UUID
 
-__all__ = ["RUNS_PART", "ClaimRoom", "LeaveRoom"]
-
-
-class ClaimRoom(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Become the owner of a room, whose lock is held: one more epoch, a new incarnation. Returns the epoch."""
-
-    part: ClassVar[str] = "runs"
-
-    room: str
-    incarnation: UUID
-    owner: str
-    at: int
-    epoch: int = 0
-
-    @property
-    def identity(self) -> tuple[str, ...]:
-        """This opening of the room."""
-        return ("claim-room", self.room, str(self.incarnation))
-
-
-class LeaveRoom(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Record that a room was left by the owner of this epoch."""
-
-    part: ClassVar[str] = "runs"
-
-    room: str
-    epoch: int
-    at: int
-
-    @property
-    def identity(self) -> tuple[str, ...]:
-        """The end of this ownership."""
-        return ("leave-room", self.room, str(self.epoch))
-
+__all__ = ["SQLITE_APPLY", "SQLITE_CONFIRM"]
 
 # Mutations are bound as they are: a Struct's fields in their order, ids as texts. So a parameter's number is the place of
 # its field, and what a statement needs beyond them comes after.
@@ -300,19 +267,8 @@ def _confirm_causes(connection: apsw.Connection, mutation: RecordCauses) -> Conf
     return Confirmation.CONFLICT
 
 
-def _witnesses_valid(mutation: AppendWitnesses) -> bool:
-    return all(
-        value is None or value == witness_id(stage, mutation.id)
-        for stage, value in (
-            (WitnessStage.FAMILY_RETURN, mutation.family),
-            (WitnessStage.CORE_CLEANUP, mutation.core),
-            (WitnessStage.ADAPTER_CLEANUP, mutation.adapter),
-        )
-    )
-
-
 def _append_witnesses(connection: apsw.Connection, mutation: AppendWitnesses) -> None:
-    if not _witnesses_valid(mutation):
+    if not witnesses_valid(mutation):
         raise WriteRefusedError("witness-invalid", detail=f"a value is not the stage's witness of run {mutation.id}")
     wanted = (_text(mutation.family), _text(mutation.core), _text(mutation.adapter))
     connection.execute(_WITNESS, (str(mutation.id), mutation.room, *wanted, mutation.at))
@@ -326,7 +282,7 @@ def _append_witnesses(connection: apsw.Connection, mutation: AppendWitnesses) ->
 
 
 def _confirm_witnesses(connection: apsw.Connection, mutation: AppendWitnesses) -> Confirmation:
-    if not _witnesses_valid(mutation):
+    if not witnesses_valid(mutation):
         return Confirmation.CONFLICT
     found = connection.execute(_WITNESSES, (str(mutation.id), mutation.room)).fetchone()
     if found is None:
@@ -394,7 +350,7 @@ def _unversioned(run_id: UUID) -> WriteRefusedError:
     return WriteRefusedError("family-version", detail=f"run {run_id} is from before families")
 
 
-_APPLY: Final[dict[type, Callable[[apsw.Connection, Any], Any]]] = {
+SQLITE_APPLY: Final[dict[type, Callable[[apsw.Connection, Any], Any]]] = {
     AdmitRun: _admit,
     FenceAdmission: _fence,
     FinishRun: _finish,
@@ -406,7 +362,7 @@ _APPLY: Final[dict[type, Callable[[apsw.Connection, Any], Any]]] = {
     LeaveRoom: _leave,
 }
 
-_CONFIRM: Final[dict[type, Callable[[apsw.Connection, Any], Confirmation]]] = {
+SQLITE_CONFIRM: Final[dict[type, Callable[[apsw.Connection, Any], Confirmation]]] = {
     AdmitRun: _confirm_admit,
     FenceAdmission: _confirm_fence,
     FinishRun: _confirm_finish,
@@ -415,15 +371,3 @@ _CONFIRM: Final[dict[type, Callable[[apsw.Connection, Any], Confirmation]]] = {
     RecordDisposal: _confirm_disposal,
     AdoptOrphans: _confirm_adopt,
 }
-
-RUNS_PART: Final = StorePart(
-    name="runs",
-    migrations={"sqlite": load_scripts("runs")},
-    sqlite=_APPLY,
-    memory={},
-    sqlite_confirm=_CONFIRM,
-    memory_confirm={},
-    # Each of them writes with one statement, before or after it reads.
-    single_statement=frozenset(_APPLY),
-)
-"""The core as a part like any other; the memory store has its own form of it."""

@@ -18,34 +18,32 @@ What a batch knows at its end:
 - Something failed before COMMIT was issued: nothing was stored; all are refused as transient.
 - COMMIT raised: it may be on disk all the same, or come to be there later. Every mutation that changed something is
   uncertain, and nothing of it is repeated here. The others were judged against rows that may never have existed, so
-  they are judged again. The connection is given up, and the next one first moves the whole journal into the file and
-  truncates it: after a failed sync the journal's last frames may be readable without being on disk, and only a
-  completed checkpoint makes what can be read true.
+  they are judged again. The connection is given up, and the next one first makes sure that what it reads is true.
+
+What a database is, and how it is asked, a backend knows.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
-import apsw
-import msgspec
 import trio
 
 from spindel.clock import Backoff, foreign_work
-from spindel.errors import InvalidRecordError, SchemaError, WriteRefusedError, WriteUncertainError
-from spindel.store._contract import Confirmation
+from spindel.errors import InvalidRecordError, WriteRefusedError, WriteUncertainError
+from spindel.store._backend import BatchFailedError, LostReplyError, Slot, UnavailableError
 from spindel.store._executor import refuse_abort
 from spindel.store._mutations import Together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from spindel.store._contract import StorePart
+    from spindel.store._backend import Backend
+    from spindel.store._contract import Confirmation
     from spindel.store._executor import Lane
     from spindel.store._mutations import Mutation
 
@@ -57,21 +55,6 @@ _GATHERING_TICKS: Final = 2
 
 _log: Final = logging.getLogger("spindel.store")
 _BACKOFF: Final = Backoff(first_seconds=0.025, longest_seconds=5.0)
-_EPOCH: Final = "SELECT epoch FROM rooms WHERE name = ?1"
-_CODE: Final = re.compile(r"RAISE\s*\(\s*ABORT\s*,\s*'([a-z0-9-]{1,64})'\s*\)")
-_CONSTRAINTS: Final = {
-    apsw.SQLITE_CONSTRAINT_CHECK: "check",
-    apsw.SQLITE_CONSTRAINT_DATATYPE: "type",
-    apsw.SQLITE_CONSTRAINT_FOREIGNKEY: "reference",
-    apsw.SQLITE_CONSTRAINT_NOTNULL: "missing",
-    apsw.SQLITE_CONSTRAINT_PRIMARYKEY: "exists",
-    apsw.SQLITE_CONSTRAINT_UNIQUE: "exists",
-}
-_TRANSIENT: Final[dict[type[apsw.Error], str]] = {
-    apsw.BusyError: "busy",
-    apsw.FullError: "disk-full",
-    apsw.IOError: "disk-error",
-}
 
 
 class _Group:
@@ -84,79 +67,44 @@ class _Group:
         self.left = left
 
 
-class _Slot(msgspec.Struct):
-    """One queued mutation, who waits for it, and what became of it."""
-
-    mutation: Any
-    waiter: trio.lowlevel.Task | _Group
-    confirming: bool = False
-    result: Any = None
-    error: Exception | None = None
-
-
 class Writer:
     """Queues, batches and delivers. The public half is called in the loop, the turns run in the lane.
 
     Args:
         lane: where turns run.
-        parts: whose mutations it knows.
-        unowned: types that need no ownership, since they make or end it.
-        connect: opens a connection for writing.
+        backend: what they ask; nobody else uses it meanwhile.
     """
 
     __slots__ = (
-        "_checkpoint_due",
+        "_backend",
         "_closing",
-        "_confirmations",
-        "_connect",
-        "_connection",
         "_delays",
         "_draining",
         "_foreign",
         "_fresh",
-        "_handlers",
         "_lane",
         "_now",
-        "_refusals",
         "_retry_at",
         "_scheduled",
-        "_single",
         "_token",
         "_turns",
-        "_unowned",
         "_unsettled",
         "commits",
     )
 
-    def __init__(
-        self, lane: Lane, parts: Iterable[StorePart], unowned: frozenset[type], connect: Callable[[], apsw.Connection]
-    ) -> None:
+    def __init__(self, lane: Lane, backend: Backend) -> None:
         self._lane = lane
         self._token = trio.lowlevel.current_trio_token()
         self._foreign = foreign_work()
-        self._fresh: list[_Slot] = []
+        self._fresh: list[Slot] = []
         # True from the first queued write until a hand-over finds nothing: one is to come, or is out.
         self._scheduled = False
         self._turns = 0
         self._unsettled = 0
         self._draining = False
         self._closing: trio.lowlevel.Task | None = None
-        self._handlers: dict[type, Callable[[Any, Any], Any]] = {}
-        self._confirmations: dict[type, Callable[[Any, Any], Confirmation]] = {}
-        self._single: set[type] = set()
-        codes: set[str] = set()
-        for part in parts:
-            self._handlers.update(part.sqlite)
-            self._confirmations.update(part.sqlite_confirm)
-            self._single.update(part.single_statement)
-            for script in part.migrations.get("sqlite", ()):
-                codes.update(_CODE.findall(script))
-        self._refusals = frozenset(codes)
-        self._unowned = unowned
         # From here on used by turns only.
-        self._connect = connect
-        self._connection: apsw.Connection | None = None
-        self._checkpoint_due = False
+        self._backend = backend
         self._now = 0.0
         self._retry_at = 0.0
         self._delays: Iterator[float] = _BACKOFF.delays()
@@ -166,7 +114,7 @@ class Writer:
 
     async def write(self, mutation: Mutation[Any]) -> Any:
         """Queue a mutation and wait for its verdict, whatever happens."""
-        slot = _Slot(mutation, trio.lowlevel.current_task())
+        slot = Slot(mutation, trio.lowlevel.current_task())
         self._queue((slot,))
         await trio.lowlevel.wait_task_rescheduled(refuse_abort)
         if slot.error is not None:
@@ -175,7 +123,7 @@ class Writer:
 
     async def confirm(self, mutation: Mutation[Any]) -> Confirmation:
         """Queue the reading back of a mutation and wait for it."""
-        slot = _Slot(mutation, trio.lowlevel.current_task(), confirming=True)
+        slot = Slot(mutation, trio.lowlevel.current_task(), confirming=True)
         self._queue((slot,))
         await trio.lowlevel.wait_task_rescheduled(refuse_abort)
         if slot.error is not None:
@@ -188,7 +136,7 @@ class Writer:
         if not mutations:
             return []
         group = _Group(trio.lowlevel.current_task(), len(mutations))
-        slots = [_Slot(mutation, group) for mutation in mutations]
+        slots = [Slot(mutation, group) for mutation in mutations]
         self._queue(slots)
         await trio.lowlevel.wait_task_rescheduled(refuse_abort)
         return [slot.result if slot.error is None else slot.error for slot in slots]
@@ -210,12 +158,12 @@ class Writer:
         if kind is Together:
             for inner in mutation.mutations:
                 self.check_known(inner)
-        elif kind not in self._handlers:
+        elif not self._backend.knows(kind):
             raise InvalidRecordError(
                 "mutation", f"no part of this store knows a {kind.__name__}; pass its StorePart to the store"
             )
 
-    def _queue(self, slots: Sequence[_Slot]) -> None:
+    def _queue(self, slots: Sequence[Slot]) -> None:
         if self._draining:
             raise WriteRefusedError("store-closed", detail="its block has ended")
         if not self._unsettled:
@@ -246,7 +194,7 @@ class Writer:
         for batch in batches:
             self._lane.submit(partial(self._turn, batch, now), self._deliver)
 
-    def _deliver(self, slots: list[_Slot]) -> None:
+    def _deliver(self, slots: list[Slot]) -> None:
         self._turns -= 1
         if not self._turns:
             self._gather(_GATHERING_TICKS)
@@ -267,17 +215,7 @@ class Writer:
 
     # -- in the lane -------------------------------------------------------------------------------------------------
 
-    def open(self, connection: apsw.Connection) -> None:
-        """Start with a connection to a file that is up to date."""
-        self._connection = connection
-
-    def close(self) -> None:
-        """Give up the connection."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            _close(connection)
-
-    def _turn(self, batch: list[_Slot], now: float) -> list[_Slot]:
+    def _turn(self, batch: list[Slot], now: float) -> list[Slot]:
         self._now = now
         try:
             for confirming, slots in groupby(batch, attrgetter("confirming")):
@@ -288,169 +226,64 @@ class Writer:
                     self._write_batch(list(slots))
         except Exception:  # noqa: BLE001  a bug of ours: whoever waits must hear something, and only this is true
             _log.exception("a batch broke down; its writes are uncertain")
-            self._lose_connection()
+            self._backend.lose()
             for slot in batch:
                 slot.error = WriteUncertainError(slot.mutation.identity, "the writer broke down")
         return batch
 
-    def _write_batch(self, batch: list[_Slot]) -> None:
+    def _write_batch(self, batch: list[Slot]) -> None:
+        backend = self._backend
         while batch:
-            connection = self._connected()
-            if connection is None:
-                _refuse(batch, "store-unavailable", "the file can't be opened again yet")
+            if not self._connect():
+                _refuse(batch, "store-unavailable", "it can't be opened again yet")
                 return
             try:
-                connection.execute("BEGIN IMMEDIATE")
-                effects, others = self._apply_batch(connection, batch)
-            except apsw.Error as problem:
-                _refuse(batch, _transient_code(problem), str(problem))
-                self._roll_back(connection)
+                backend.apply(batch)
+            except BatchFailedError as problem:
+                _refuse(batch, problem.code, str(problem))
                 return
             try:
-                connection.execute("COMMIT")
-            except apsw.Error as problem:
-                self._lose_connection()
-                _log.warning("COMMIT raised, so %d writes are uncertain: %s", len(effects), problem)
+                backend.commit()
+            except LostReplyError as problem:
+                effects = [slot for slot in batch if slot.changed and slot.error is None]
+                _log.warning("a commit failed, so %d writes are uncertain: %s", len(effects), problem)
+                # The others were judged beside writes that may not be there.
+                batch = [slot for slot in batch if not slot.changed or slot.error is not None]
                 for slot in effects:
-                    slot.error = WriteUncertainError(slot.mutation.identity, f"COMMIT raised: {problem}")
+                    slot.error = WriteUncertainError(slot.mutation.identity, str(problem))
                 if not effects:
-                    _refuse(others, _transient_code(problem), str(problem))
+                    _refuse(batch, problem.code, str(problem))
                     return
-                batch = others
             else:
                 self.commits += 1
                 return
 
-    def _apply_batch(self, connection: apsw.Connection, batch: list[_Slot]) -> tuple[list[_Slot], list[_Slot]]:
-        """Apply each and tell those that changed something from the others."""
-        epochs: dict[str, int | None] = {}
-        effects: list[_Slot] = []
-        others: list[_Slot] = []
-        changes = connection.total_changes()
-        for slot in batch:
-            slot.error = None
-            try:
-                slot.result = self._apply(connection, slot.mutation, epochs)
-            except apsw.ConstraintError as problem:
-                slot.error = self._refusal(problem)
-            except apsw.Error:
-                raise
-            except Exception as problem:  # noqa: BLE001  a refusal, or a part's bug, which is told to its caller alone
-                slot.error = problem
-            before, changes = changes, connection.total_changes()
-            if slot.error is None:
-                (others if changes == before else effects).append(slot)
-                continue
-            others.append(slot)
-            kept = changes != before and type(slot.mutation) in self._single
-            if kept or not connection.in_transaction:
-                raise apsw.AbortError(f"a refused {type(slot.mutation).__name__} left the batch half done")
-        return effects, others
-
-    def _apply(self, connection: apsw.Connection, mutation: Any, epochs: dict[str, int | None]) -> Any:
-        kind: type[object] = mutation.__class__
-        if kind in self._unowned:
-            epochs.clear()
-        else:
-            # The writer's lock is held, so what was read once holds for the whole transaction.
-            room = mutation.room
-            if room not in epochs:
-                epochs[room] = connection.execute(_EPOCH, (room,)).get
-            if epochs[room] != mutation.epoch:
-                raise WriteRefusedError("not-owner", detail=f"epoch {mutation.epoch} doesn't own room {room!r}")
-        if kind in self._single:
-            # RAISE(ABORT) and constraints undo the one statement and keep the transaction: no savepoint needed.
-            return self._handlers[kind](connection, mutation)
-        connection.execute("SAVEPOINT mutation")
+    def _read_back(self, slot: Slot) -> None:
         try:
-            if kind is Together:
-                result: Any = tuple(self._apply(connection, inner, epochs) for inner in mutation.mutations)
+            if self._connect():
+                slot.result = self._backend.confirm(slot.mutation)
             else:
-                result = self._handlers[kind](connection, mutation)
-        except BaseException:
-            connection.execute("ROLLBACK TO mutation")
-            connection.execute("RELEASE mutation")
-            raise
-        connection.execute("RELEASE mutation")
-        return result
-
-    def _refusal(self, problem: apsw.ConstraintError) -> WriteRefusedError:
-        reason: int = cast("Any", problem).extendedresult
-        if reason == apsw.SQLITE_CONSTRAINT_TRIGGER and str(problem) in self._refusals:
-            refusal = WriteRefusedError(str(problem))
-        else:
-            refusal = WriteRefusedError(_CONSTRAINTS.get(reason, "constraint"), detail=str(problem))
-        refusal.__cause__ = problem
-        return refusal
-
-    def _read_back(self, slot: _Slot) -> None:
-        connection = self._connected()
-        try:
-            if connection is None:
-                slot.error = WriteUncertainError(slot.mutation.identity, "the file can't be read again yet")
-            else:
-                slot.result = self._confirm(connection, slot.mutation)
-        except apsw.Error as problem:
+                slot.error = WriteUncertainError(slot.mutation.identity, "it can't be read again yet")
+        except LostReplyError as problem:
             slot.error = WriteUncertainError(slot.mutation.identity, str(problem))
 
-    def _confirm(self, connection: apsw.Connection, mutation: Any) -> Confirmation:
-        if type(mutation) is not Together:
-            return self._confirmations[type(mutation)](connection, mutation)
-        found = {self._confirm(connection, inner) for inner in mutation.mutations}
-        if Confirmation.CONFLICT in found:
-            return Confirmation.CONFLICT
-        return Confirmation.ABSENT if Confirmation.ABSENT in found else Confirmation.PRESENT
-
-    # -- the connection, in the lane ---------------------------------------------------------------------------------
-
-    def _connected(self) -> apsw.Connection | None:
-        """Give a connection that may confirm and write, or None while there can't be one."""
-        if self._connection is not None:
-            return self._connection
+    def _connect(self) -> bool:
+        """See that the backend has a connection; False while there can't be one."""
+        if self._backend.connected:
+            return True
         if self._now < self._retry_at:
-            return None
+            return False
         try:
-            connection = self._connect()
-            try:
-                if self._checkpoint_due:
-                    connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-            except apsw.Error:
-                _close(connection)
-                raise
-        except (apsw.Error, SchemaError) as problem:
+            self._backend.connect()
+        except UnavailableError as problem:
             delay = next(self._delays)
             self._retry_at = self._now + delay
             _log.warning("the store can't be opened again, next attempt in %s s: %s", delay, problem)
-            return None
-        self._checkpoint_due = False
+            return False
         self._delays = _BACKOFF.delays()
-        self._connection = connection
-        return connection
-
-    def _lose_connection(self) -> None:
-        self.close()
-        self._checkpoint_due = True
-
-    def _roll_back(self, connection: apsw.Connection) -> None:
-        try:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-        except apsw.Error:
-            # Nothing was committed; without its connection the transaction is gone.
-            self.close()
+        return True
 
 
-def _close(connection: apsw.Connection) -> None:
-    try:
-        connection.close(True)
-    except apsw.Error as problem:
-        _log.warning("a connection did not close cleanly: %s", problem)
-
-
-def _transient_code(problem: apsw.Error) -> str:
-    return next((code for kind, code in _TRANSIENT.items() if isinstance(problem, kind)), "store-failed")
-
-
-def _refuse(slots: Iterable[_Slot], code: str, detail: str) -> None:
+def _refuse(slots: Iterable[Slot], code: str, detail: str) -> None:
     for slot in slots:
         slot.error = WriteRefusedError(code, transient=True, detail=detail)

@@ -59,7 +59,7 @@ def write_old_file(path: Path) -> None:
     connection = apsw.Connection(str(path))
     connection.execute("PRAGMA journal_mode = WAL").fetchall()
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    first = Migration("runs", 1, load_scripts("runs")[0])
+    first = Migration("runs", 1, load_scripts("runs", "sqlite")[0])
     connection.execute(first.script).fetchall()
     connection.execute("INSERT INTO migrations VALUES ('runs', 1, ?, 7)", (first.checksum,))
     connection.execute("INSERT INTO rooms VALUES ('main', ?, 3, NULL, 10, 20)", (OLD_INCARNATION,))

@@ -75,7 +75,10 @@ class _MemoryDisk:
         self._store = MemoryStore(parts)
 
     def open(
-        self, wall_clock: WallClock, pause: Callable[[], Awaitable[None]], die: Callable[[], None]  # noqa: ARG002  nothing to wait for
+        self,
+        wall_clock: WallClock,
+        pause: Callable[[], Awaitable[None]],
+        die: Callable[[], None],  # noqa: ARG002  nothing to wait for
     ) -> AbstractAsyncContextManager[Store]:
         return self._store
 
@@ -95,7 +98,9 @@ class _SqliteDisk:
 
     def __init__(self, parts: tuple[StorePart, ...]) -> None:
         self._parts = parts
-        self._home = Path(mkdtemp(prefix="spindel-simulation-", dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None))
+        self._home = Path(
+            mkdtemp(prefix="spindel-simulation-", dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None)
+        )
         self._folder = self._home / "0"
         self._folder.mkdir()
         self._vfs: PowerLossVFS | None = None
@@ -158,7 +163,7 @@ class _LocklessStore(SqliteStore):
     def drop(self) -> None:
         """Close what the system closes for a dead process."""
         if self._writer is not None:
-            self._writer.close()
+            self._backend.close()
         if self._reader is not None:
             self._reader.close()
 

@@ -1,0 +1,207 @@
+"""A PostgreSQL database as a store's lanes use it: its sessions, opened again when they were lost, and its questions.
+
+Everything here blocks; each object is used in one lane. Only a read can be stopped, from the loop: by libpq's cancel,
+which is a connection of its own, in a thread of its own. Such a cancel may arrive when its question is answered
+already and the next one is asked. So a session that a cancel was sent to isn't used again.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import psycopg
+
+from spindel.errors import SchemaError
+from spindel.store._backend import UnavailableError
+from spindel.store._migrations import collect_migrations
+from spindel.store._postgres_backend import PostgresBackend
+from spindel.store._postgres_connection import open_session, postgres_errors, read_address
+from spindel.store._postgres_ownership import RoomLocks
+from spindel.store._postgres_reads import PostgresReader
+from spindel.store._postgres_schema import bring_forward, recognise_database
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from spindel.clock import WallClock
+    from spindel.store._contract import StorePart
+    from spindel.store._postgres_connection import Session
+    from spindel.store._served import Reader
+
+__all__ = ["Database", "Question", "ReadStoppedError"]
+
+T = TypeVar("T")
+
+
+class ReadStoppedError(Exception):
+    """A read ended early because somebody stopped it."""
+
+
+class Question(Generic[T]):
+    """One read, which can be stopped from the loop while it is asked in a lane.
+
+    Args:
+        ask: what is asked.
+    """
+
+    __slots__ = ("_ask", "_canceller", "_lock", "_session", "_stopped")
+
+    def __init__(self, ask: Callable[[Reader], T]) -> None:
+        self._ask = ask
+        self._lock = threading.Lock()
+        self._session: Session | None = None
+        self._stopped = False
+        self._canceller: threading.Thread | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """True once it was stopped, whether that came in time or not."""
+        return self._stopped
+
+    def stop(self) -> None:
+        """End it soon. Never waits."""
+        with self._lock:
+            self._stopped = True
+            if self._session is not None:
+                self._canceller = threading.Thread(target=_cancel, args=(self._session,), daemon=True)
+                self._canceller.start()
+
+    def put(self, reader: PostgresReader) -> T:
+        """Ask it.
+
+        Raises:
+            ReadStoppedError: it was stopped.
+            psycopg.Error: the server can't answer.
+        """
+        with self._lock:
+            if self._stopped:
+                raise ReadStoppedError
+            self._session = reader.session
+        try:
+            return self._ask(reader)
+        except psycopg.errors.QueryCanceled as problem:
+            if self._stopped:
+                raise ReadStoppedError from problem
+            raise
+        finally:
+            with self._lock:
+                self._session = None
+            if self._canceller is not None:
+                self._canceller.join()
+                reader.close()
+
+
+def _cancel(session: Session) -> None:
+    # If the server can't be reached, the read ends by that, too.
+    with suppress(psycopg.Error):
+        session.cancel_safe()
+
+
+class Database:
+    """See the module.
+
+    Args:
+        dsn: its address, which may hold a password.
+        parts: what layers keep there.
+        wall_clock: dates migrations.
+
+    Raises:
+        SchemaError: the address is none.
+        InvalidRecordError: a part has nothing for PostgreSQL.
+    """
+
+    __slots__ = ("_address", "_migrations", "_parts", "_reader", "_wall_clock", "backend", "locks")
+
+    def __init__(self, dsn: str, parts: Sequence[StorePart], wall_clock: WallClock) -> None:
+        self._address = read_address(dsn)
+        self._migrations = collect_migrations(parts, "postgres")
+        self._wall_clock = wall_clock
+        self._reader: PostgresReader | None = None
+        self.backend = PostgresBackend(parts, self._connect_writer)
+        self.locks = RoomLocks(lambda: open_session(self._address))
+
+    @property
+    def place(self) -> str:
+        """Its name in messages."""
+        return self._address.place
+
+    def open_writer(self) -> None:
+        """Bring it forward and open the writer's session.
+
+        Raises:
+            SchemaError: it can't be reached, isn't ours, or is newer.
+        """
+        try:
+            self.backend.connect()
+        except UnavailableError as problem:
+            if isinstance(problem.__cause__, SchemaError):
+                raise problem.__cause__ from problem
+            raise SchemaError(self.place, str(problem)) from problem
+
+    def open_locks(self) -> None:
+        """Open the session of the locks.
+
+        Raises:
+            SchemaError: the server can't be reached any more.
+        """
+        try:
+            self.locks.renew({})
+        except UnavailableError as problem:
+            raise SchemaError(self.place, str(problem)) from problem
+
+    def open_reader(self) -> None:
+        """Open the reader's session.
+
+        Raises:
+            SchemaError: as above, or no room was ever opened in it.
+        """
+        with postgres_errors(self.place):
+            self._reader = self._connect_reader()
+
+    def ask(self, question: Question[T]) -> T:
+        """Ask the reader; once more, on another session, if the one there was is gone.
+
+        Raises:
+            SchemaError: the server can't answer.
+            ReadStoppedError: it was stopped.
+        """
+        with postgres_errors(self.place):
+            if self._reader is not None and not self._reader.session.closed:
+                try:
+                    return question.put(self._reader)
+                except psycopg.OperationalError:
+                    if not self._reader.session.closed:
+                        raise
+            self._reader = self._connect_reader()
+            return question.put(self._reader)
+
+    def close_reader(self) -> None:
+        """Give up the reader's session."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _connect_writer(self) -> Session:
+        session = open_session(self._address)
+        try:
+            # Each time: after a fail-over or a restore it may be another database.
+            bring_forward(session, self.place, self._migrations, self._wall_clock)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def _connect_reader(self) -> PostgresReader:
+        session = open_session(self._address)
+        try:
+            session.execute("SET default_transaction_read_only = on")
+            empty = not recognise_database(session, self.place, self._migrations)
+            if not empty:
+                return PostgresReader(session)
+        except BaseException:
+            session.close()
+            raise
+        session.close()
+        raise SchemaError(self.place, "it is empty: no room was ever opened in it")
