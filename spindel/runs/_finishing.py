@@ -81,6 +81,7 @@ async def finish(entry: Entry) -> None:
         # Nothing here raises on purpose. If something does all the same, it has a name, and the room isn't stuck.
         _log.exception("the end of run %s broke down", entry.run_id, extra={"run_id": str(entry.run_id)})
         await _hold_broken(entry, bug)  # noqa: ASYNC102  no wait in it can be cancelled
+        await _all_back(entry)  # noqa: ASYNC102  as above
         end = "abandoned"
     release(entry, end)
 
@@ -98,6 +99,7 @@ async def _finish_by(entry: Entry, finisher: Finisher) -> None:
         _leave(entry)
         return
     if entry.room.state is RoomState.LOST:
+        await _all_back(entry)
         release(entry, "lost")
         _leave(entry)
         return
@@ -105,6 +107,7 @@ async def _finish_by(entry: Entry, finisher: Finisher) -> None:
         if problem is not None and not isinstance(problem, Exception):
             entry.room.interrupt(problem)
         await _hold_broken(entry, problem or RunNotFinishedError(entry.run_id))
+    await _all_back(entry)
     release(entry, "abandoned")
     _leave(entry)
 
@@ -352,6 +355,32 @@ async def _join(entry: Entry) -> bool:
         if family.leases:
             returned = await _join_family(entry, family)
         returned = returned and not family.abandoned
+    if family is not None or entry.host is not None or entry.outside:
+        await _all_back(entry)
+    else:
+        entry.joined = True
+    if entry.verdict is None:
+        _decide_with_family(entry)
+    return returned
+
+
+async def _join_family(entry: Entry, family: FamilyState) -> bool:
+    """Join on the pool. False if an operator gave up the worker: then nobody certifies the return."""
+    try:
+        await entry.room.pool.join(family)
+    except RunAbandonedError:
+        return False
+    return True
+
+
+async def _all_back(entry: Entry) -> None:
+    """Wait until nothing of a Run is out any more, whatever may be said about it. Not cancellable.
+
+    What an operator gives up is a word, never what is there. An admission whose row is on its way may still become a
+    child, so the nurseries close after the last of them; and left open, they would keep those above for ever.
+    """
+    if entry.family is not None:
+        await entry.family.wait_returned()
     if entry.host is not None:
         await entry.host.join()
         entry.host = None
@@ -359,23 +388,6 @@ async def _join(entry: Entry) -> bool:
         # Somebody else's task may have launched a thread for this Run; it is the Run's all the same.
         await park(lambda resume: setattr(entry, "inside", resume))
     entry.joined = True
-    if entry.verdict is None:
-        _decide_with_family(entry)
-    return returned
-
-
-async def _join_family(entry: Entry, family: FamilyState) -> bool:
-    """Join on the pool. False if an operator gave up the worker: then nobody certifies the return.
-
-    What was given up is the worker's word, not the children. An admission whose row is on its way may still become one,
-    and its nursery is closed next, so the Run waits for its family all the same.
-    """
-    try:
-        await entry.room.pool.join(family)
-    except RunAbandonedError:
-        await family.wait_returned()
-        return False
-    return True
 
 
 def _decide_with_family(entry: Entry) -> None:

@@ -34,7 +34,7 @@ from spindel.store import AdmitRun, RunStatus
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from spindel.runs import Executor, Launch, Outcome
+    from spindel.runs import Executor, Finishing, Launch, Outcome
     from spindel.store import Store
     from spindel.testing.faults import FaultyStore
 
@@ -387,6 +387,40 @@ async def test_a_join_is_given_up_while_a_child_is_on_its_way(faulty: FaultyStor
         (RunStatus.RUNNING, True),
         (RunStatus.COMPLETED, False),
     ]
+
+
+@pytest.mark.parametrize("raises", [OSError, RunAbandonedError, None])
+async def test_the_end_of_a_run_that_broke_down_is_given_up_and_its_children_are_waited_for(
+    store: Store, raises: type[Exception] | None
+) -> None:
+    """R-20: a finisher that never joined is given up; nurseries, children and threads still come back, and all ends."""
+    stop = trio.Event()
+
+    class Breaks:
+        async def finish(self, finishing: Finishing) -> None:
+            if raises is not None:
+                raise raises(finishing.run_id)
+
+    async def parent(run: Run[None]) -> None:
+        run.start_soon(trio.lowlevel.checkpoint)
+        children.append(await run.start_child(wait_for, stop))
+
+    children: list[Run[None]] = []
+    async with open_room(store, name="r") as room:
+        run = await room.start(parent, finisher=Breaks())
+        await wait_all_tasks_blocked()
+        abandon_held(room)
+        await wait_all_tasks_blocked()
+        open_before = is_open_or_abandoned(run)
+        stop.set()
+        with pytest.raises(RunAbandonedError):
+            await run.wait_returned()
+        record = await room.load(run.id)
+
+    assert open_before == "open"
+    assert children[0].outcome_nowait().status is RunStatus.COMPLETED
+    assert record is not None
+    assert (record.status, record.family_return_ack) == (RunStatus.RUNNING, None)
 
 
 async def test_an_interrupt_in_a_publication_ends_the_room(store: Store) -> None:
