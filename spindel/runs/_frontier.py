@@ -91,6 +91,11 @@ def current_run() -> Run[Any] | None:
 def frontier(reason: str) -> Generator[None]:
     """Mark an exclusive stretch of a layer above: waits for Runs inside it are refused with this reason.
 
+    That covers the task, those in nurseries that it opens inside, and the threads that these enter, also where they call
+    back with a `trio_token`. Of a plain `trio.to_thread.run_sync` Trio then tells the context alone, so a task that was
+    merely started from here, elsewhere, and enters one is refused without need, and one that somebody else started in
+    a nursery of this task is not refused. `Run.run_native` gets both right.
+
     Args:
         reason: `[a-z0-9-]{1,64}`, such as `host-line`.
 

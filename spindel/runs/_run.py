@@ -191,6 +191,9 @@ class Run(Generic[T]):
 
         Leaving the block drops an unused reservation. Until it is left, this Run can't end.
 
+        A thread that this task enters may use the token through `trio.from_thread`, which runs code in this very task;
+        with a `trio_token` it runs code in a task of Trio's own, which is another one.
+
         Raises:
             ParentNotLiveError, FamilySealedError, FamilyCancelledError, RoomAdmissionClosedError, DuplicateRunError:
                 on entry; nothing happened.

@@ -101,7 +101,11 @@ class HoldKind(StrEnum):
 
 
 class LaunchKind(StrEnum):
-    """What the pool runs. All are tasks but `native`, which is a thread."""
+    """What the pool runs. All are tasks but `native`, which is a thread.
+
+    A `wait` is for layers above, which wait for a Run on behalf of a program that must not take a step meanwhile; it
+    ends with whoever waits for it.
+    """
 
     JOIN = "join"
     PUBLICATION = "publication"
