@@ -186,8 +186,10 @@ def _line(record: RunRecord) -> str:
         text += f"  {clip(printable(record.error), _ERROR_CHARACTERS_MAX)}"
     if record.admission_disposal is not None:
         text += f"  what was prepared: {record.admission_disposal}"
-    if record.status.terminal and record.reason not in _NEVER_WITNESSED and record.family_return_ack is None:
-        text += "  no witness"
+    witnesses = _witnesses(record)
+    for stage in _owed_witnesses(record):
+        if witnesses.get(stage.value) != "valid":
+            text += f"  {'no' if stage.value not in witnesses else 'invalid'} {stage.value} witness"
     return text
 
 
@@ -203,6 +205,13 @@ def _witnesses(record: RunRecord) -> dict[str, str]:
         for stage, value in found.items()
         if value is not None
     }
+
+
+def _owed_witnesses(record: RunRecord) -> tuple[WitnessStage, ...]:
+    """Give the witnesses that an end in this row should have: one of a plain Run, three of a Job."""
+    if not record.status.terminal or record.reason in _NEVER_WITNESSED:
+        return ()
+    return tuple(WitnessStage) if record.job_version is not None else (WitnessStage.FAMILY_RETURN,)
 
 
 def _facts(record: RunRecord) -> dict[str, Any]:

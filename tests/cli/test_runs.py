@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 import shutil
 import sqlite3
+from contextlib import closing
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pytest
 import trio
 
 from spindel.errors import PreparationError
+from spindel.jobs import start_job
+from spindel.operator import abandon_held
 from spindel.runs import Acquisition, Disposal, Preparation, Run, open_room
 from spindel.store import AdmitRun, FenceAdmission, SqliteStore
 from spindel.testing import FaultyStore
@@ -158,6 +162,43 @@ def test_the_evidence_of_each_run_is_shown_cold(tmp_path: Path) -> None:
     assert "what was prepared: discarded" in line("runs", "--room", "other").out
     assert line("check").code == 0
     line.close()
+
+
+def test_an_end_says_which_evidence_it_lacks(tmp_path: Path) -> None:
+    """R-84: a Job whose last cleanup nobody acknowledged, and a witness that is none, are seen at a glance."""
+    line = CommandLine(tmp_path)
+    path = tmp_path / "spindel.db"
+    trio.run(leave_a_job_unsettled, path)
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("DROP TRIGGER runs_witnesses")
+        db.execute("UPDATE runs SET family_return_ack = ? WHERE kind = 'planted'", (str(UUID(int=7)),))
+    shown = line("runs").out.splitlines()
+    line.close()
+
+    assert {text.split()[4]: re.findall(r"\w+ [a-z-]+ witness", text) for text in shown} == {
+        "settled": [],
+        "plain": [],
+        "planted": ["invalid family-return witness"],
+        "unsettled": ["no adapter-cleanup witness"],
+    }
+
+
+async def leave_a_job_unsettled(path: Path) -> None:
+    """Leave two Jobs, one whose last callback never came back well, and two plain Runs."""
+
+    async def nothing(_: object) -> None:
+        pass
+
+    async def fail(_: object) -> None:
+        raise OSError
+
+    async with open_room(path, name="main") as room:
+        await (await start_job(room, nothing, kind="settled", on_settled=nothing)).result()
+        for kind in ("plain", "planted"):
+            await (await room.start(nothing, kind=kind)).result()
+        job = await start_job(room, nothing, kind="unsettled", on_settled=fail)
+        await job.wait_done_or_held()
+        abandon_held(room)
 
 
 async def fence_a_child(path: Path) -> AdmitRun:

@@ -44,14 +44,16 @@ WRITES = (AdmitRun, FenceAdmission, FinishRun, RecordDisposal)
 
 
 class Ledger:
-    """Everything that happened outside the store, in order."""
+    """Everything that happened outside the store, in order, and how many writes had been made by then."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: FaultyStore) -> None:
+        self.store = store
         self.lines: list[tuple[str, RunId]] = []
-        self.admitted: set[RunId] = set()
+        self.times: dict[RunId, int] = {}
 
     def note(self, what: str, run_id: RunId) -> None:
         self.lines.append((what, run_id))
+        self.times[run_id] = len(self.store.writes)
 
     def count(self, what: str) -> Counter[RunId]:
         return Counter(run_id for line, run_id in self.lines if line == what)
@@ -171,10 +173,27 @@ async def check_all(store: FaultyStore, ledger: Ledger) -> None:
         else:
             assert row.family_return_ack == witness_id(WitnessStage.FAMILY_RETURN, run_id)
             assert ledger.count("dispose")[run_id] == 0, "the family disposed what a child owns"
+    check_witnesses(store, ledger, rows)
     ended = {run_id: row.ended_at or 0 for run_id, row in rows.items()}
     for run_id, row in rows.items():
         if row.parent_id is not None and row.family_return_ack is not None:
             assert ended[run_id] <= ended[row.parent_id], "a parent ended before its child"
+
+
+def check_witnesses(store: FaultyStore, ledger: Ledger, rows: dict[RunId, RunRecord]) -> None:
+    """Check that a parent wrote its end, which carries its witness, after all that was ever done for its children."""
+    ends: dict[RunId, int] = {}
+    last: dict[RunId, int] = dict(ledger.times)
+    for position, seen in enumerate(store.writes):
+        mutation: Any = seen.mutation
+        if isinstance(mutation, FinishRun):
+            ends.setdefault(RunId(mutation.id), position)
+        if isinstance(mutation, WRITES):
+            run_id = RunId(mutation.admission.id if isinstance(mutation, FenceAdmission) else mutation.id)
+            last[run_id] = max(last.get(run_id, 0), position)
+    for run_id, row in rows.items():
+        if row.parent_id is not None and row.parent_id in ends:
+            assert last[run_id] <= ends[RunId(row.parent_id)], "a witness without its family's return"
 
 
 def stores(tmp_path: Path) -> dict[str, Callable[[], Store]]:
@@ -187,21 +206,33 @@ def stores(tmp_path: Path) -> dict[str, Callable[[], Store]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-@pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.BEFORE, Fault.LOST_REPLY])
+@pytest.mark.parametrize(
+    ("fault", "transient"),
+    [
+        (Fault.REFUSED, True),
+        (Fault.REFUSED, False),
+        (Fault.BEFORE, True),
+        (Fault.LOST_REPLY, True),
+        (Fault.LATE, True),
+    ],
+)
 async def test_every_write_may_fail(
-    kind: str, fault: Fault, tmp_path: Path, spindel_clock: trio.testing.MockClock
+    kind: str, fault: Fault, transient: bool, tmp_path: Path, spindel_clock: trio.testing.MockClock
 ) -> None:
-    """R-51, R-59, R-61, R-78: with each write failed in turn, in each way, the program ends clean or held by name."""
+    """R-51, R-58, R-59, R-61, R-78: each write failed in turn, in each way: the program ends clean, or held by name.
+
+    What was late arrives when all is over, and changes nothing: it meets what has been stored since.
+    """
     retries = attempts = 0
     met: Counter[str] = Counter()
     number = 0
     while True:
         number += 1
-        ledger = Ledger()
         async with FaultyStore(stores(tmp_path)[kind]()) as store:
+            ledger = Ledger(store)
             # Opening the room is another matter: the fault falls on what the program itself writes.
             async with open_room(store, name="main") as room:
-                plan = store.fail(number, fault, of=WRITES)
+                plan = store.fail(number, fault, of=WRITES, transient=transient)
                 try:
                     root = await room.start(branch, ledger, store, 2)
                 except AdmissionError:
@@ -209,7 +240,11 @@ async def test_every_write_may_fail(
                 else:
                     retries += await settle(room, root)
                 assert room.held() == ()
+                before = await rows_of(store)
+                late = await store.arrive()
+                assert await rows_of(store) == before
             await check_all(store, ledger)
+        assert len(late) == (plan.fired and fault is Fault.LATE)
         met.update(type(mutation).__name__ for mutation in plan.met)
         if not plan.fired:
             break
@@ -230,8 +265,8 @@ async def test_every_pair_of_neighbouring_writes_may_fail(
     number = 0
     while True:
         number += 1
-        ledger = Ledger()
         async with FaultyStore(stores(tmp_path)[kind]()) as store:
+            ledger = Ledger(store)
             async with open_room(store, name="main") as room:
                 plan = store.fail(number, fault, of=WRITES, times=2)
                 store.fail_confirm(1, times=2)
@@ -256,8 +291,8 @@ async def test_the_program_may_be_cancelled_at_every_step(
     make = stores(tmp_path)[kind]
 
     async def scenario(steps: Any) -> None:
-        ledger = Ledger()
         async with FaultyStore(make()) as store:
+            ledger = Ledger(store)
             store.fail(4, Fault.BEFORE, of=AdmitRun)
             await run_cancelled(store, ledger, steps)
             await check_all(store, ledger)
