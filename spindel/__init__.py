@@ -35,12 +35,13 @@ if TYPE_CHECKING:
         open_reader,
         open_room,
     )
-    from spindel.store import MemoryStore, RunStatus, SqliteStore
+    from spindel.store import MemoryStore, PostgresStore, RunStatus, SqliteStore
 
 __all__ = [
     "Child",
     "MemoryStore",
     "Outcome",
+    "PostgresStore",
     "Room",
     "Run",
     "RunId",
@@ -58,7 +59,7 @@ __all__ = [
 _HOMES: Final = {
     "spindel.errors": ("RunWaiting", "SpindelError"),
     "spindel.ids": ("RunId",),
-    "spindel.store": ("MemoryStore", "RunStatus", "SqliteStore"),
+    "spindel.store": ("MemoryStore", "PostgresStore", "RunStatus", "SqliteStore"),
 }
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
 

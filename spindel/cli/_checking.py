@@ -12,7 +12,7 @@ from spindel.cli._exit import ExitCode, refuse
 from spindel.cli._streams import echo
 from spindel.cli._text import printable
 from spindel.errors import SchemaError
-from spindel.store import SqliteStore
+from spindel.store import open_place
 
 if TYPE_CHECKING:
     from spindel.store import CheckReport, Finding
@@ -28,7 +28,7 @@ async def print_check(db: str, as_json: bool) -> int:
     """
     progress = _Progress()
     try:
-        async with SqliteStore(db, read_only=True) as store:
+        async with open_place(db, read_only=True) as store:
             report = await store.check(progress.show)
     except SchemaError as problem:
         refuse(problem)

@@ -7,6 +7,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from spindel.cli._exit import CommandError
+from spindel.cli._place import takes_place
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -22,8 +23,8 @@ def _with_place(function: F) -> F:
     """Give a command the options that say where to look."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output."),
-        click.option("--room", metavar="NAME", default="main", show_default=True, help="The room in the file."),
-        click.option("--db", metavar="FILE", help="Without a running process: the room's file; spindel.db by default."),
+        click.option("--room", metavar="NAME", default="main", show_default=True, help="The room there."),
+        takes_place("Without a running process: the room's file; spindel.db by default."),
         click.option("--control", metavar="PATH", help="The socket of a running process."),
     ):
         function = option(function)
@@ -34,7 +35,7 @@ def _operate(
     action: Callable[..., Awaitable[int]], control: str | None, db: str | None, room: str, as_json: bool, *args: Any
 ) -> int:
     if control is not None and db is not None:
-        raise CommandError("--control asks a process and --db reads a file; give one of them.")
+        raise CommandError("--control asks a process, --db and --store read cold; give one of them.")
     import trio
 
     from spindel.cli._operating import Place

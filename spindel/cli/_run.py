@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from spindel.cli._exit import CommandError, UnknownError, code_of_signal, refuse
+from spindel.cli._place import takes_place
 from spindel.cli._signals import Signals
 from spindel.cli._streams import STDERR, echo, flush_streams, lose
 from spindel.cli._target import check_arguments, load_target
@@ -29,9 +30,9 @@ _DEFAULT_DB = "spindel.db"
 @click.command(short_help="Run an async function in a durable room.")
 @click.argument("target")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@click.option("--db", metavar="FILE", help=f"The room's file; {_DEFAULT_DB} here by default. It is made if needed.")
+@takes_place(f"The room's file; {_DEFAULT_DB} here by default. It is made if needed.")
 @click.option("--memory", is_flag=True, help="Keep nothing after the process.")
-@click.option("--room", metavar="NAME", default="main", show_default=True, help="The room in the file.")
+@click.option("--room", metavar="NAME", default="main", show_default=True, help="The room there.")
 @click.option("--control", metavar="PATH", help="Serve the operators' door there, a socket; see spindel held.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on standard output, all else on the other."
@@ -62,7 +63,7 @@ def run(
     Exit codes: 0 completed, 1 failed, 2 nothing was begun, 3 held or unknown, 130 and 143 cancelled by a signal.
     """
     if memory and db is not None:
-        raise CommandError("--memory keeps nothing, so it goes without --db.")
+        raise CommandError("--memory keeps nothing, so it goes without --db and --store.")
     signals = Signals()
     signals.install()
     store = None if memory else _DEFAULT_DB if db is None else db

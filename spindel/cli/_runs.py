@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import click
 
+from spindel.cli._place import takes_place
+
 __all__ = ["runs"]
 
 _STATUSES = ("running", "waiting", "completed", "failed", "cancelled")
 
 
 @click.command(short_help="Show the Runs of a room, also while it is in use.")
-@click.option("--db", metavar="FILE", default="spindel.db", show_default=True, help="The room's file.")
-@click.option("--room", metavar="NAME", default="main", show_default=True, help="The room in the file.")
+@takes_place("The room's file; spindel.db by default.")
+@click.option("--room", metavar="NAME", default="main", show_default=True, help="The room there.")
 @click.option("--tree", is_flag=True, help="Draw who owns whom, upper levels first.")
 @click.option("--status", type=click.Choice(_STATUSES), help="Only Runs of this stored status; in a tree, with owners.")
 @click.option(
     "--limit", metavar="N", type=click.IntRange(min=0), default=100, show_default=True, help="How many; 0: all."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
-def runs(db: str, room: str, tree: bool, status: str | None, limit: int, as_json: bool) -> int:
+def runs(db: str | None, room: str, tree: bool, status: str | None, limit: int, as_json: bool) -> int:
     """Show the Runs of a room, the latest start first.
 
     It claims nothing and changes nothing, so it may come at any time: while the room is in use, after it was closed,
@@ -28,4 +30,4 @@ def runs(db: str, room: str, tree: bool, status: str | None, limit: int, as_json
 
     from spindel.cli._listing import Listing, print_runs
 
-    return trio.run(print_runs, Listing(db, room, tree, status, limit or None, as_json))
+    return trio.run(print_runs, Listing(db or "spindel.db", room, tree, status, limit or None, as_json))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from spindel.errors import InvalidRecordError
-from spindel.store import RunCursor, RunQuery, RunStatus, SqliteStore, check_limit, check_room_name
+from spindel.store import RunCursor, RunQuery, RunStatus, check_limit, check_room_name, open_place
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from spindel.store import RunPage, RunRecord, Store
 
 __all__ = ["RoomReader", "list_room", "open_reader", "opened_store"]
-
-_SCHEMES: Final = ("postgresql://", "postgres://")
 
 
 class RoomReader:
@@ -80,7 +78,8 @@ def open_reader(store: Store | str | os.PathLike[str], *, name: str) -> Abstract
     """Read a room cold, also while another process owns it. Claims nothing and changes nothing.
 
     Args:
-        store: an open store, or the path of a database, which is then opened read-only and closed again.
+        store: an open store, or the path of a file or the address of a PostgreSQL database, which is then opened
+            read-only and closed again.
         name: the room.
 
     Raises:
@@ -98,12 +97,9 @@ async def _open_reader(store: Store | str | os.PathLike[str], name: str) -> Asyn
 
 @asynccontextmanager
 async def opened_store(store: Store | str | os.PathLike[str], *, read_only: bool = False) -> AsyncGenerator[Store]:
-    """Open and close a store that is given by its path; leave an open one to its owner."""
+    """Open and close a store that is given by its path or address; leave an open one to its owner."""
     if isinstance(store, (str, os.PathLike)):
-        path = os.fspath(store)
-        if path.startswith(_SCHEMES):
-            raise InvalidRecordError("store", "PostgreSQL is not supported by this version; give the path of a file")
-        async with SqliteStore(path, read_only=read_only) as opened:
+        async with open_place(store, read_only=read_only) as opened:
             yield opened
     else:
         yield store

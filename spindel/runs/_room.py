@@ -464,7 +464,8 @@ def open_room(
         after the last return.
 
     Args:
-        store: an open store; or the path of a database, opened and closed by the room; None for a memory store.
+        store: an open store; or the path of a SQLite file or the address of a PostgreSQL database
+            (`postgresql://user@host/database`), opened and closed by the room; None for a memory store.
         name: 1 to 128 of `[a-z0-9._/-]`.
         durable: False, with no store given, makes a room without any store: no rows, no witnesses, no causes.
         wall_clock: the time of rows and events; the machine's by default.
@@ -524,12 +525,20 @@ async def _open_durable(
     threads_max: int,
 ) -> AsyncGenerator[Room]:
     incarnation = ids.next_uuid()
-    claim = RoomClaim(name, incarnation, clock.now_micros(), clock)
+    owned: list[Room] = []
+
+    def lose() -> None:
+        # Before the room is made, its first write hears of it.
+        for room in owned:
+            room.lose()
+
+    claim = RoomClaim(name, incarnation, clock.now_micros(), clock, lose)
     async with (
         opened_store(MemoryStore() if store is None else store) as opened,
         opened.claim_room(claim) as epoch,
     ):
         room = Room(name, opened, epoch, incarnation, ids, clock, report_seconds)
+        owned.append(room)
         # A wall clock that was set back since the last opening must not date rows before what is stored.
         room.start_time_at(next((record.opened_at for record in await opened.list_rooms() if record.name == name), 0))
         await _adopt_orphans(room)

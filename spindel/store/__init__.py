@@ -15,6 +15,7 @@ from spindel.store._mutations import (
     RecordDisposal,
     Together,
 )
+from spindel.store._place import ADDRESS_SCHEMES, open_place
 from spindel.store._postgres import PostgresStore
 from spindel.store._records import (
     ENDED,
@@ -36,6 +37,7 @@ from spindel.store._records import (
 from spindel.store._sqlite import SqliteStore
 
 __all__ = [
+    "ADDRESS_SCHEMES",
     "ENDED",
     "ERROR_CHARACTERS_MAX",
     "FAMILY_VERSION",
@@ -72,4 +74,5 @@ __all__ = [
     "check_limit",
     "check_reason",
     "check_room_name",
+    "open_place",
 ]

@@ -1,42 +1,34 @@
-"""Checking a file cold: every invariant that can be read from it, without claiming or changing anything.
+"""Checking a database cold: every invariant that can be read from it, without claiming or changing anything.
 
 The triggers refuse what breaks a rule; this looks for what broke one all the same: another program with the triggers
-dropped, a damaged disk, a bug. It reads one snapshot, so it may run while another process uses the file. What is
+dropped, a damaged disk, a bug. It reads one snapshot, so it may run while other processes use the database. What is
 unusual and yet in order, such as the running row of a process that was killed, is told as information.
 
-Rules about one row stand in a table of small functions, each of which gives the sentence that describes its breach.
+How a kind of database is read a source knows; what must hold stands here and in `_check_rules`.
 """
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import UUID
 
-import apsw
 import attrs
 
-from spindel.codec import decode_json
 from spindel.errors import InvalidRecordError
-from spindel.ids import RunId, WitnessStage, witness_text
-from spindel.store._connection import describe_problem, open_for_reading
-from spindel.store._migrations import build_schema, read_applied, recognise
+from spindel.ids import RunId
+from spindel.store._check_rules import RULES, UUID_FORM
 from spindel.store._ownership import owner_known_dead
-from spindel.store._records import ENDED, ERROR_CHARACTERS_MAX, RunStatus, check_reason, check_room_name
+from spindel.store._records import RunStatus, check_room_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
-    from spindel.store._migrations import Migration
+    from spindel.store._check_rules import Row
 
-__all__ = ["CheckReport", "Finding", "check_file"]
+__all__ = ["CheckReport", "CheckSource", "Finding", "check_source"]
 
 FINDINGS_MAX: Final = 1000
 _PROGRESS_ROWS: Final = 10_000
-_STOP_STEPS: Final = 100_000
-"""After so many steps of SQLite's machine it is asked whether to go on: a few milliseconds."""
-
-_UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
 @attrs.frozen
@@ -85,241 +77,71 @@ class CheckReport:
         return self.violations == 0
 
 
-class _Row(NamedTuple):
-    id: str
-    room: str
-    incarnation: str
-    parent_id: str | None
-    trigger_id: str | None
-    provenance: str
-    family_version: int | None
-    job_version: int | None
-    job_offer: str | None
-    job_experiment: str | None
-    created_at: int
-    started_at: int
-    status: str
-    reason: str | None
-    error: str | None
-    ended_at: int | None
-    job_result_state: str | None
-    job_scorecard: str | None
-    family_return_ack: str | None
-    job_core_cleanup_ack: str | None
-    job_adapter_cleanup_ack: str | None
-    admission_disposal: str | None
-    updated_at: int
-    # Of the room and of the parent, as far as there are any.
-    room_incarnation: str | None
-    parent_room: str | None
-    parent_incarnation: str | None
-    parent_status: str | None
-    parent_reason: str | None
-    parent_ended_at: int | None
-    parent_witness: str | None
+class CheckSource(Protocol):
+    """One snapshot of a database, read for a check."""
 
-    @property
-    def fence(self) -> bool:
-        return self.status == RunStatus.FAILED and self.reason == "admission-failed"
+    place: str
+    """What it is called."""
 
+    unreadable: type[Exception]
+    """What its methods raise where it is damaged; anything else ends the check."""
 
-_REASONS_OF_FAILED: Final = frozenset({"admission-failed", "orphaned", "child-failed", "interrupted"})
-_OWN_COLUMNS: Final = _Row._fields[: _Row._fields.index("room_incarnation")]
+    def describe(self, problem: Exception) -> str:
+        """Say in one sentence what such an error means."""
+        ...
 
+    def find_damage(self) -> Iterable[tuple[str, str]]:
+        """Give what the database itself finds wrong: code and sentence."""
+        ...
 
-# -- rules of one row: each gives what is wrong, or None ---------------------------------------------------------------
+    def read_objects(self) -> Mapping[tuple[str, str], str]:
+        """Give how each object of ours is defined, by kind and name."""
+        ...
 
+    def expected_objects(self) -> Mapping[tuple[str, str], str] | None:
+        """Give how it should be; None if that can't be told here."""
+        ...
 
-def _ids(row: _Row) -> str | None:
-    values = (
-        row.id,
-        row.incarnation,
-        row.parent_id,
-        row.trigger_id,
-        row.job_offer,
-        row.job_experiment,
-        row.job_scorecard,
-    )
-    wrong = next((value for value in values if value is not None and not _UUID.fullmatch(value)), None)
-    return None if wrong is None else f"{wrong!r} is no UUID in canonical form"
+    def foreign_parts(self) -> set[str]:
+        """Give the parts whose objects are there and whose layer isn't loaded."""
+        ...
+
+    def is_empty(self) -> bool:
+        """Tell whether no room was ever opened in it."""
+        ...
+
+    def read_rooms(self) -> Iterable[tuple[Any, ...]]:
+        """Give name, incarnation, epoch, owner, opening and closing of each room, ids as texts."""
+        ...
+
+    def count_runs(self) -> int:
+        """Give how many Runs there are to read."""
+        ...
+
+    def read_runs(self) -> Iterable[Row]:
+        """Give all Runs."""
+        ...
+
+    def read_causes(self) -> Iterable[tuple[Any, ...]]:
+        """Give consumer, cause, the room of each, the end of the cause, and whether the consumer was fenced."""
+        ...
 
 
-def _end_time(row: _Row) -> str | None:
-    if row.status not in ENDED and row.status not in {RunStatus.RUNNING, RunStatus.WAITING}:
-        return f"{row.status!r} is no status that is ever stored"
-    if (row.ended_at is not None) != (row.status in ENDED):
-        return f"it is {row.status} and its end time is {row.ended_at}"
-    return None
-
-
-def _times(row: _Row) -> str | None:
-    if not row.created_at <= row.started_at <= row.updated_at:
-        return f"created {row.created_at}, started {row.started_at}, updated {row.updated_at}: time went backwards"
-    if row.ended_at is not None and not row.started_at <= row.ended_at <= row.updated_at:
-        return f"started {row.started_at}, ended {row.ended_at}, updated {row.updated_at}: time went backwards"
-    return None
-
-
-def _outcome(row: _Row) -> str | None:
-    if row.status == RunStatus.RUNNING and (row.reason is not None or row.error is not None):
-        return "it is running and has a reason or an error"
-    if row.reason in _REASONS_OF_FAILED and row.status not in {RunStatus.FAILED, RunStatus.RUNNING}:
-        return f"it is {row.status} with the reason {row.reason}, which only a failed Run has"
-    if row.ended_at is None and (row.job_result_state is not None or row.job_scorecard is not None):
-        return "it has not ended and has a Job's result"
-    if row.reason == "orphaned" and row.job_offer is not None and row.job_result_state != "unavailable":
-        return "it was orphaned with an offer, so its result should be unavailable"
-    return None
-
-
-def _texts(row: _Row) -> str | None:
-    try:
-        if row.reason is not None:
-            check_reason(row.reason)
-    except InvalidRecordError as problem:
-        return str(problem)
-    if row.error is not None and len(row.error) > ERROR_CHARACTERS_MAX:
-        return f"its error has {len(row.error)} characters, more than {ERROR_CHARACTERS_MAX}"
-    return None
-
-
-def _provenance(row: _Row) -> str | None:
-    try:
-        value = decode_json(row.provenance)
-    except ValueError:
-        return "its provenance is no JSON"
-    return None if isinstance(value, dict) else "its provenance is no JSON object"
-
-
-def _witness_values(row: _Row) -> str | None:
-    for stage, value in (
-        (WitnessStage.FAMILY_RETURN, row.family_return_ack),
-        (WitnessStage.CORE_CLEANUP, row.job_core_cleanup_ack),
-        (WitnessStage.ADAPTER_CLEANUP, row.job_adapter_cleanup_ack),
-    ):
-        if value is not None and value != witness_text(stage, row.id):
-            return f"its {stage} witness is {value}, which is not the witness of that stage and Run"
-    return None
-
-
-def _witness_order(row: _Row) -> str | None:
-    if row.family_return_ack is not None and row.family_version is None:
-        return "it has a family witness and no family version"
-    if row.family_return_ack is not None and row.job_version is None and not _returned(row):
-        return "it has a family witness although it never stored an end of its own"
-    if row.job_adapter_cleanup_ack is not None and (row.job_core_cleanup_ack is None or row.ended_at is None):
-        return "it has the adapter's witness without the core's, or before its end"
-    return None
-
-
-def _returned(row: _Row) -> bool:
-    """True if the Run itself stored how it ended, as a plain one does in the write that brings the witness."""
-    return row.status != RunStatus.RUNNING and row.reason != "orphaned"
-
-
-def _fence(row: _Row) -> str | None:
-    marks = (
-        row.family_return_ack,
-        row.job_core_cleanup_ack,
-        row.job_adapter_cleanup_ack,
-        row.job_result_state,
-        row.job_scorecard,
-    )
-    if row.fence and any(mark is not None for mark in marks):
-        return "its admission was fenced, so it never ran, and yet it has a witness or a result"
-    return None
-
-
-def _disposal(row: _Row) -> str | None:
-    if row.admission_disposal is None or (row.fence and row.admission_disposal == "discarded"):
-        return None
-    return f"it has the disposal {row.admission_disposal!r}, which only a fenced admission has, as 'discarded'"
-
-
-def _parent(row: _Row) -> str | None:
-    if row.parent_id is None:
-        return None
-    if row.parent_status is None:
-        return f"its parent {row.parent_id} is not in the file"
-    if (row.parent_room, row.parent_incarnation) != (row.room, row.incarnation):
-        return f"its parent {row.parent_id} is of another room or opening"
-    if row.parent_status == RunStatus.FAILED and row.parent_reason == "admission-failed":
-        return f"its parent {row.parent_id} was fenced and never ran"
-    return None
-
-
-def _outlived_parent(row: _Row) -> str | None:
-    # Of one opening: orphans of an earlier one are adopted in any order.
-    if row.status == RunStatus.RUNNING and row.parent_status not in {None, RunStatus.RUNNING}:
-        return f"it is running although its parent {row.parent_id} is {row.parent_status}"
-    return None
-
-
-def _after_parent(row: _Row) -> str | None:
-    # A parent's end is dated after its family was joined, and a room's times never go backwards.
-    if row.parent_witness is None or row.parent_ended_at is None:
-        return None
-    if max(row.started_at, row.ended_at or 0) > row.parent_ended_at:
-        return f"it started or ended after its parent {row.parent_id}, whose witness says that its family had returned"
-    return None
-
-
-_RULES: Final[tuple[tuple[str, Callable[[_Row], str | None]], ...]] = (
-    ("id-form", _ids),
-    ("end-time", _end_time),
-    ("times", _times),
-    ("outcome", _outcome),
-    ("text-form", _texts),
-    ("provenance", _provenance),
-    ("witness-value", _witness_values),
-    ("witness-order", _witness_order),
-    ("fence-executed", _fence),
-    ("disposal", _disposal),
-    ("parent", _parent),
-    ("outlived-parent", _outlived_parent),
-    ("after-parent", _after_parent),
-)
-
-
-# -- the check ---------------------------------------------------------------------------------------------------------
-
-
-def check_file(
-    path: str,
-    vfs: str | None,
-    known: Sequence[Migration],
-    *,
-    stopped: Callable[[], bool],
-    progress: Callable[[int, int], object],
-) -> CheckReport:
-    """Check a file that is or isn't in use.
+def check_source(source: CheckSource, progress: Callable[[int, int], object]) -> CheckReport:
+    """Check a database that is or isn't in use.
 
     Args:
-        path: the file.
-        vfs: the VFS to read it by.
-        known: the migrations of all parts that are loaded.
-        stopped: asked now and then; True ends the check with an `apsw.InterruptError`.
+        source: how it is read.
         progress: called with how many Runs were read, of how many.
-
-    Raises:
-        SchemaError: it isn't ours, or is newer.
-        apsw.Error: it can't be opened.
     """
-    connection = open_for_reading(path, vfs)
-    try:
-        applied = recognise(connection, path, known)
-        connection.set_progress_handler(stopped, _STOP_STEPS)
-        return _Check(connection, path, progress).run(applied, known)
-    finally:
-        connection.close(True)
+    return _Check(source, progress).run()
 
 
 class _Check:
     """One check: counts and findings while it goes on."""
 
-    def __init__(self, connection: apsw.Connection, path: str, progress: Callable[[int, int], object]) -> None:
-        self._connection = connection
-        self._path = path
+    def __init__(self, source: CheckSource, progress: Callable[[int, int], object]) -> None:
+        self._source = source
         self._progress = progress
         self._violations: list[Finding] = []
         self._information: list[Finding] = []
@@ -328,23 +150,21 @@ class _Check:
         self._rooms = self._runs = self._running = self._orphans = self._causes = 0
         self._unowned: set[str] = set()
 
-    def run(self, applied: dict[tuple[str, int], str], known: Sequence[Migration]) -> CheckReport:
-        # One read transaction: all of it is true of one moment.
-        self._connection.execute("BEGIN")
+    def run(self) -> CheckReport:
+        source = self._source
         try:
-            self._check_pages()
-            self._check_schema([migration for migration in known if (migration.part, migration.number) in applied])
-            if applied:
+            for code, sentence in source.find_damage():
+                self._violation(code, sentence)
+            self._check_schema()
+            if not source.is_empty():
                 self._check_rooms()
                 self._check_runs()
                 self._check_causes()
-        except apsw.InterruptError:
-            raise
-        except apsw.Error as problem:
-            self._violation("damaged", f"{describe_problem(problem)}; the check could not go on")
+        except source.unreadable as problem:
+            self._violation("damaged", f"{source.describe(problem)}; the check could not go on")
         kept = (*self._violations, *self._information)
         return CheckReport(
-            path=self._path,
+            path=source.place,
             rooms=self._rooms,
             runs=self._runs,
             running=self._running,
@@ -365,40 +185,32 @@ class _Check:
         if len(self._information) < FINDINGS_MAX:
             self._information.append(Finding(code, _run_id(run_id), sentence, violation=False))
 
-    def _check_pages(self) -> None:
-        for (text,) in self._connection.execute("PRAGMA integrity_check(100)"):
-            if text != "ok":
-                self._violation("damaged", f"the database is damaged: {text}")
-        for table, _, target, _ in self._connection.execute("PRAGMA foreign_key_check"):
-            self._violation("reference", f"a row of {table} refers to a row of {target} that is not there")
-
-    def _check_schema(self, applied: Sequence[Migration]) -> None:
-        """Compare every table, index and trigger with what the scripts make of an empty file."""
-        model = build_schema(applied)
-        try:
-            wanted = dict(_objects(model))
-        finally:
-            model.close()
-        found = dict(_objects(self._connection))
-        foreign_parts = {part for part, _ in read_applied(self._connection)} - {migration.part for migration in applied}
+    def _check_schema(self) -> None:
+        """Compare every object with what the scripts make of an empty database."""
+        wanted, found = self._source.expected_objects(), self._source.read_objects()
+        if wanted is None:
+            self._tell(
+                "schema-unchecked", "the tables and triggers couldn't be compared: that needs a user who may create"
+            )
+            return
         for name, text in wanted.items():
             if name not in found:
                 self._violation("schema", f"the {name[0]} {name[1]} is missing; what it guards is unguarded")
             elif found[name] != text:
                 self._violation("schema", f"the {name[0]} {name[1]} is not as this version made it")
+        foreign_parts = self._source.foreign_parts()
         for kind, extra in found.keys() - wanted.keys():
             if not any(extra.startswith(f"{part}_") for part in foreign_parts):
                 self._violation("schema", f"the {kind} {extra} is none of ours")
 
     def _check_rooms(self) -> None:
-        rows = self._connection.execute("SELECT name, incarnation, epoch, owner, opened_at, closed_at FROM rooms")
-        for name, incarnation, epoch, owner, opened_at, closed_at in rows:
+        for name, incarnation, epoch, owner, opened_at, closed_at in self._source.read_rooms():
             self._rooms += 1
             try:
                 check_room_name(name)
             except InvalidRecordError as problem:
                 self._violation("room", str(problem))
-            if not _UUID.fullmatch(incarnation) or epoch < 1:
+            if not UUID_FORM.fullmatch(incarnation) or epoch < 1:
                 self._violation("room", f"room {name!r} has the incarnation {incarnation!r} and the epoch {epoch}")
             if (owner is None) != (closed_at is not None):
                 self._violation("room", f"room {name!r} must be either closed or owned")
@@ -413,10 +225,10 @@ class _Check:
                 )
 
     def _check_runs(self) -> None:
-        total = self._connection.execute("SELECT count(*) FROM runs").get
-        for row in self._rows():
+        total = self._source.count_runs()
+        for row in self._source.read_runs():
             self._runs += 1
-            for code, rule in _RULES:
+            for code, rule in RULES:
                 if (sentence := rule(row)) is not None:
                     self._violation(code, f"run {row.id}: {sentence}", row.id)
             if row.status == RunStatus.RUNNING:
@@ -425,7 +237,7 @@ class _Check:
                 self._progress(self._runs, total)
         self._progress(self._runs, total)
 
-    def _check_running(self, row: _Row) -> None:
+    def _check_running(self, row: Row) -> None:
         self._running += 1
         if row.room in self._unowned or row.incarnation != row.room_incarnation:
             self._orphans += 1
@@ -435,25 +247,8 @@ class _Check:
                 row.id,
             )
 
-    def _rows(self) -> Iterator[_Row]:
-        there = {name for (name,) in self._connection.execute("SELECT name FROM pragma_table_info('runs')")}
-        own = ", ".join(f"runs.{name}" if name in there else "NULL" for name in _OWN_COLUMNS)
-        witness = "parent.family_return_ack" if "family_return_ack" in there else "NULL"
-        of_parent = f"parent.room, parent.incarnation, parent.status, parent.reason, parent.ended_at, {witness}"
-        rows = self._connection.execute(
-            f"SELECT {own}, rooms.incarnation, {of_parent} "  # noqa: S608  our own names
-            "FROM runs LEFT JOIN rooms ON rooms.name = runs.room LEFT JOIN runs AS parent ON parent.id = runs.parent_id"
-        )
-        return map(_Row._make, rows)
-
     def _check_causes(self) -> None:
-        rows = self._connection.execute(
-            "SELECT run_causes.run_id, run_causes.cause_id, consumer.room, cause.room, cause.ended_at, "
-            "consumer.status = 'failed' AND consumer.reason IS 'admission-failed' FROM run_causes "
-            "LEFT JOIN runs AS consumer ON consumer.id = run_causes.run_id "
-            "LEFT JOIN runs AS cause ON cause.id = run_causes.cause_id"
-        )
-        for run_id, cause_id, room, cause_room, cause_ended_at, fenced in rows:
+        for run_id, cause_id, room, cause_room, cause_ended_at, fenced in self._source.read_causes():
             self._causes += 1
             if run_id == cause_id or room != cause_room or cause_ended_at is None:
                 self._violation(
@@ -463,14 +258,7 @@ class _Check:
                 self._violation("fence-executed", f"run {run_id}: it was fenced, so it never consumed anything", run_id)
 
 
-def _objects(connection: apsw.Connection) -> Iterator[tuple[tuple[str, str], str]]:
-    rows: Any = connection.execute("SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL")
-    for kind, name, text in rows:
-        if not name.startswith("sqlite_"):  # such as the statistics of ANALYZE
-            yield (kind, name), text
-
-
 def _run_id(text: str | None) -> RunId | None:
-    if text is None or not _UUID.fullmatch(text):
+    if text is None or not UUID_FORM.fullmatch(text):
         return None
     return RunId(UUID(text))

@@ -22,7 +22,6 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 
 import attrs
@@ -32,11 +31,11 @@ from spindel.clock import Backoff, SystemClock
 from spindel.errors import RoomInUseError, SchemaError, WriteRefusedError, WriteUncertainError
 from spindel.store._backend import UnavailableError
 from spindel.store._claims import ClaimRoom, LeaveRoom
-from spindel.store._executor import choose_executor, run_in_lane
+from spindel.store._executor import run_in_lane
 from spindel.store._ownership import describe_owner, owner_lives_here
 from spindel.store._records import check_room_name
 from spindel.store._runs_part import RUNS_PART
-from spindel.store._served import ServedStore
+from spindel.store._served import ReadStoppedError, ServedStore
 from spindel.store._writer import Writer
 
 if TYPE_CHECKING:
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from spindel.clock import WallClock
+    from spindel.store._check import CheckReport
     from spindel.store._contract import RoomClaim, StorePart
     from spindel.store._executor import Executor, Lane
     from spindel.store._postgres_database import Database
@@ -79,7 +79,6 @@ class PostgresStore(ServedStore):
     __slots__ = (
         "_claims",
         "_database",
-        "_executor",
         "_lock_lane",
         "_reader_lane",
         "_unwatched",
@@ -96,9 +95,8 @@ class PostgresStore(ServedStore):
         parts: Iterable[StorePart] = (),
         wall_clock: WallClock | None = None,
     ) -> None:
-        super().__init__(read_only=read_only)
+        super().__init__(executor=executor, read_only=read_only)
         self._database = _load_database(dsn, (RUNS_PART, *parts), SystemClock() if wall_clock is None else wall_clock)
-        self._executor = choose_executor(executor)
         self._reader_lane: Lane | None = None
         self._writer_lane: Lane | None = None
         self._lock_lane: Lane | None = None
@@ -257,18 +255,20 @@ class PostgresStore(ServedStore):
     # -- reading -----------------------------------------------------------------------------------------------------
 
     async def _read(self, question: Callable[[Reader], T]) -> T:
-        from spindel.store._postgres_database import Question, ReadStoppedError  # noqa: PLC0415  loaded by now
-
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._reader_lane is None:
             raise RuntimeError(f"the store {self.place} is not open; use it inside `async with store`")
-        asked = Question(question)
+        ask, stop = self._database.prepare_question(question)
         try:
-            return await run_in_lane(self._reader_lane, partial(self._database.ask, asked), stop=asked.stop)
+            return await run_in_lane(self._reader_lane, ask, stop=stop)
         except ReadStoppedError:
-            # Only a cancellation stops it, and that is still to be delivered.
             await trio.lowlevel.checkpoint()  # noqa: ASYNC120  being cancelled is what happened
             raise
+
+    def _prepare_check(
+        self, progress: Callable[[int, int], object]
+    ) -> tuple[Callable[[], CheckReport], Callable[[], object]]:
+        return self._database.prepare_check(progress)
 
     async def _read_owner(self, room: str) -> dict[str, Any]:
         """Read who is recorded as owner; empty if that isn't known (yet)."""

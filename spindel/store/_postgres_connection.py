@@ -22,7 +22,7 @@ from spindel.errors import SchemaError
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-__all__ = ["Address", "Session", "describe_problem", "is_lost", "open_session", "postgres_errors", "read_address"]
+__all__ = ["Address", "Session", "describe_problem", "open_session", "postgres_errors", "read_address"]
 
 Session: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 """One connection; every statement is a transaction of its own unless it is told otherwise."""
@@ -101,7 +101,7 @@ def read_address(dsn: str) -> Address:
 def _name_of(parameters: dict[str, str]) -> str:
     user, host, port = (parameters.get(name, "") for name in ("user", "host", "port"))
     where = "" if host.startswith("/") else host
-    name = f"postgresql://{user}{'@' if user and where else ''}{where}{f':{port}' if port and where else ''}"
+    name = f"postgresql://{user}{'@' if user else ''}{where}{f':{port}' if port and where else ''}"
     name += f"/{parameters.get('dbname', '')}"
     if host.startswith("/"):
         name += f"?host={host}"
@@ -126,18 +126,13 @@ def open_session(address: Address) -> Session:
 def describe_problem(problem: psycopg.Error) -> str:
     """Say in one sentence what an error of the server means for whoever opens the database."""
     state = problem.sqlstate or ""
-    text = problem.diag.message_primary or str(problem).strip()
+    text = " ".join((problem.diag.message_primary or str(problem)).split())
     for known in (state, state[:2]):
         if known in _PROBLEMS:
             return f"{_PROBLEMS[known]} ({text})"
     if state:
         return f"PostgreSQL can't use it: {text} ({state})"
     return f"the server can't be reached: {text}"
-
-
-def is_lost(session: Session) -> bool:
-    """Tell whether the connection is gone, so that nothing more can be asked through it."""
-    return session.closed
 
 
 @contextmanager

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import psycopg
 
 from spindel.errors import SchemaError
 from spindel.store._backend import UnavailableError
+from spindel.store._check import CheckReport, check_source
 from spindel.store._migrations import collect_migrations
 from spindel.store._postgres_backend import PostgresBackend
+from spindel.store._postgres_check import CheckedDatabase
 from spindel.store._postgres_connection import open_session, postgres_errors, read_address
 from spindel.store._postgres_ownership import RoomLocks
 from spindel.store._postgres_reads import PostgresReader
 from spindel.store._postgres_schema import bring_forward, recognise_database
+from spindel.store._served import ReadStoppedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,16 +33,26 @@ if TYPE_CHECKING:
     from spindel.store._postgres_connection import Session
     from spindel.store._served import Reader
 
-__all__ = ["Database", "Question", "ReadStoppedError"]
+__all__ = ["Database"]
 
+R = TypeVar("R", bound="_Asked")
 T = TypeVar("T")
 
 
-class ReadStoppedError(Exception):
-    """A read ended early because somebody stopped it."""
+class _Asked(Protocol):
+    """Something that is asked by way of a session of its own."""
+
+    @property
+    def session(self) -> Session:
+        """By which it reads."""
+        ...
+
+    def close(self) -> None:
+        """Give the session up."""
+        ...
 
 
-class Question(Generic[T]):
+class _Question(Generic[R, T]):
     """One read, which can be stopped from the loop while it is asked in a lane.
 
     Args:
@@ -48,17 +61,12 @@ class Question(Generic[T]):
 
     __slots__ = ("_ask", "_canceller", "_lock", "_session", "_stopped")
 
-    def __init__(self, ask: Callable[[Reader], T]) -> None:
+    def __init__(self, ask: Callable[[R], T]) -> None:
         self._ask = ask
         self._lock = threading.Lock()
         self._session: Session | None = None
         self._stopped = False
         self._canceller: threading.Thread | None = None
-
-    @property
-    def stopped(self) -> bool:
-        """True once it was stopped, whether that came in time or not."""
-        return self._stopped
 
     def stop(self) -> None:
         """End it soon. Never waits."""
@@ -68,7 +76,16 @@ class Question(Generic[T]):
                 self._canceller = threading.Thread(target=_cancel, args=(self._session,), daemon=True)
                 self._canceller.start()
 
-    def put(self, reader: PostgresReader) -> T:
+    def go_on(self) -> None:
+        """Let it end between two of its statements, too.
+
+        Raises:
+            ReadStoppedError: it was stopped.
+        """
+        if self._stopped:
+            raise ReadStoppedError
+
+    def put(self, asked: R) -> T:
         """Ask it.
 
         Raises:
@@ -76,11 +93,10 @@ class Question(Generic[T]):
             psycopg.Error: the server can't answer.
         """
         with self._lock:
-            if self._stopped:
-                raise ReadStoppedError
-            self._session = reader.session
+            self.go_on()
+            self._session = asked.session
         try:
-            return self._ask(reader)
+            return self._ask(asked)
         except psycopg.errors.QueryCanceled as problem:
             if self._stopped:
                 raise ReadStoppedError from problem
@@ -90,7 +106,7 @@ class Question(Generic[T]):
                 self._session = None
             if self._canceller is not None:
                 self._canceller.join()
-                reader.close()
+                asked.close()
 
 
 def _cancel(session: Session) -> None:
@@ -160,22 +176,47 @@ class Database:
         with postgres_errors(self.place):
             self._reader = self._connect_reader()
 
-    def ask(self, question: Question[T]) -> T:
-        """Ask the reader; once more, on another session, if the one there was is gone.
+    def prepare_question(self, question: Callable[[Reader], T]) -> tuple[Callable[[], T], Callable[[], None]]:
+        """Give what asks the reader, in its lane, and what stops that, from the loop.
 
-        Raises:
-            SchemaError: the server can't answer.
-            ReadStoppedError: it was stopped.
+        It is asked once more, on another session, if the one there was is gone.
         """
-        with postgres_errors(self.place):
-            if self._reader is not None and not self._reader.session.closed:
+        asked = _Question[PostgresReader, T](question)
+
+        def ask() -> T:
+            with postgres_errors(self.place):
+                reader = self._reader
+                if reader is not None and not reader.session.closed:
+                    try:
+                        return asked.put(reader)
+                    except psycopg.OperationalError:
+                        if not reader.session.closed:
+                            raise
+                self._reader = self._connect_reader()
+                return asked.put(self._reader)
+
+        return ask, asked.stop
+
+    def prepare_check(
+        self, progress: Callable[[int, int], object]
+    ) -> tuple[Callable[[], CheckReport], Callable[[], None]]:
+        """Give what checks the database, on a session of its own, and what stops that, from the loop."""
+
+        def report(done: int, total: int) -> None:
+            asked.go_on()
+            progress(done, total)
+
+        asked = _Question[CheckedDatabase, CheckReport](lambda checked: check_source(checked, report))
+
+        def check() -> CheckReport:
+            with postgres_errors(self.place):
+                checked = CheckedDatabase(open_session(self._address), self.place, self._migrations)
                 try:
-                    return question.put(self._reader)
-                except psycopg.OperationalError:
-                    if not self._reader.session.closed:
-                        raise
-            self._reader = self._connect_reader()
-            return question.put(self._reader)
+                    return asked.put(checked)
+                finally:
+                    checked.close()
+
+        return check, asked.stop
 
     def close_reader(self) -> None:
         """Give up the reader's session."""

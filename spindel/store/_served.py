@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
 import trio
 
 from spindel.errors import WriteRefusedError
+from spindel.store._executor import choose_executor, run_in_lane
 from spindel.store._records import check_limit
 from spindel.store._rules import check_mutation
 
@@ -16,15 +17,21 @@ if TYPE_CHECKING:
 
     from spindel.errors import WriteUncertainError
     from spindel.ids import RunId
+    from spindel.store._check import CheckReport
     from spindel.store._contract import Confirmation
+    from spindel.store._executor import Executor
     from spindel.store._mutations import Mutation
     from spindel.store._records import RoomRecord, RunPage, RunQuery, RunRecord
     from spindel.store._writer import Writer
 
-__all__ = ["Reader", "ServedStore"]
+__all__ = ["ReadStoppedError", "Reader", "ServedStore"]
 
 A = TypeVar("A")
 T = TypeVar("T")
+
+
+class ReadStoppedError(Exception):
+    """A read ended early because somebody stopped it: only a cancellation does, which is still to be delivered."""
 
 
 class Reader(Protocol):
@@ -46,11 +53,12 @@ class Reader(Protocol):
 class ServedStore(ABC):
     """A store over a database that a writer writes to and a reader reads from."""
 
-    __slots__ = ("_read_only", "_writer")
+    __slots__ = ("_executor", "_read_only", "_writer")
 
     durable = True
 
-    def __init__(self, *, read_only: bool) -> None:
+    def __init__(self, *, executor: Literal["thread", "inline"] | Executor, read_only: bool) -> None:
+        self._executor = choose_executor(executor)
         self._read_only = read_only
         self._writer: Writer | None = None
 
@@ -62,6 +70,12 @@ class ServedStore(ABC):
     @abstractmethod
     async def _read(self, question: Callable[[Reader], T]) -> T:
         """Ask the reader; a checkpoint before."""
+
+    @abstractmethod
+    def _prepare_check(
+        self, progress: Callable[[int, int], object]
+    ) -> tuple[Callable[[], CheckReport], Callable[[], object]]:
+        """Give what checks the database, in a lane of its own, and what stops that, from the loop."""
 
     @property
     def commits(self) -> int:
@@ -133,6 +147,37 @@ class ServedStore(ABC):
     async def list_rooms(self) -> tuple[RoomRecord, ...]:
         """Read all rooms, by name."""
         return await self._read(lambda reader: reader.list_rooms())
+
+    async def check(self, progress: Callable[[int, int], object] | None = None) -> CheckReport:
+        """Verify every stored invariant, reading only; other processes may use the database meanwhile.
+
+        It has a connection and a thread of its own, so other reads don't wait for it. It reads one snapshot, which the
+        database keeps for as long as it goes on.
+
+        Args:
+            progress: called in the loop with how many Runs were read, of how many.
+
+        Cancellation: it ends the check within moments.
+
+        Raises:
+            SchemaError: the database can't be read at all.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        token = trio.lowlevel.current_trio_token()
+
+        def report(done: int, total: int) -> None:
+            if progress is not None:
+                token.run_sync_soon(progress, done, total)
+
+        check, stop = self._prepare_check(report)
+        lane = self._executor.open_lane("store check")
+        try:
+            return await run_in_lane(lane, check, stop=stop)
+        except ReadStoppedError:
+            await trio.lowlevel.checkpoint()  # noqa: ASYNC120  being cancelled is what happened
+            raise
+        finally:
+            lane.close()
 
     def _for_writing(self) -> Writer:
         if self._writer is None:

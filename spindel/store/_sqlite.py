@@ -13,16 +13,16 @@ import trio
 
 from spindel.clock import SystemClock
 from spindel.errors import RoomInUseError, SchemaError, WriteRefusedError, WriteUncertainError
-from spindel.store._check import check_file
 from spindel.store._claims import ClaimRoom, LeaveRoom
 from spindel.store._connection import find_file, open_for_reading, open_for_writing, schema_errors
-from spindel.store._executor import choose_executor, run_in_lane
+from spindel.store._executor import run_in_lane
 from spindel.store._migrations import collect_migrations, open_store_file, recognise
 from spindel.store._ownership import RoomLock, describe_owner
 from spindel.store._records import check_room_name
 from spindel.store._runs_part import RUNS_PART
 from spindel.store._served import ServedStore
 from spindel.store._sqlite_backend import SqliteBackend
+from spindel.store._sqlite_check import check_file
 from spindel.store._sqlite_reads import RunReader
 from spindel.store._writer import Writer
 
@@ -60,7 +60,6 @@ class SqliteStore(ServedStore):
 
     __slots__ = (
         "_backend",
-        "_executor",
         "_migrations",
         "_parts",
         "_path",
@@ -81,12 +80,11 @@ class SqliteStore(ServedStore):
         vfs: str | None = None,
         wall_clock: WallClock | None = None,
     ) -> None:
-        super().__init__(read_only=read_only)
+        super().__init__(executor=executor, read_only=read_only)
         if not os.fspath(path):
             raise SchemaError("''", "the path is empty; name a file")
         # Fixed now, since the program may change its folder before the file is opened again.
         self._path = str(Path(path).absolute())
-        self._executor = choose_executor(executor)
         self._parts = (RUNS_PART, *parts)
         self._migrations = collect_migrations(self._parts, "sqlite")
         self._vfs = vfs
@@ -162,41 +160,16 @@ class SqliteStore(ServedStore):
                 with suppress(WriteRefusedError, WriteUncertainError):
                     await writer.write(LeaveRoom(room=name, epoch=epoch, at=at))  # noqa: ASYNC102  as above
 
-    async def check(self, progress: Callable[[int, int], object] | None = None) -> CheckReport:
-        """Verify every stored invariant, reading only; other processes may use the file meanwhile.
-
-        It has a connection and a thread of its own, so other reads don't wait for it. While it goes on, the journal
-        keeps what is written.
-
-        Args:
-            progress: called in the loop with how many Runs were read, of how many.
-
-        Cancellation: it ends the check within moments.
-
-        Raises:
-            SchemaError: the file can't be read at all.
-        """
-        await trio.lowlevel.checkpoint_if_cancelled()
-        token = trio.lowlevel.current_trio_token()
+    def _prepare_check(
+        self, progress: Callable[[int, int], object]
+    ) -> tuple[Callable[[], CheckReport], Callable[[], object]]:
         stop = threading.Event()
-        lane = self._executor.open_lane("store check")
 
-        def report(done: int, total: int) -> None:
-            if progress is not None:
-                token.run_sync_soon(progress, done, total)
+        def check() -> CheckReport:
+            with schema_errors(self._path):
+                return check_file(self._path, self._vfs, self._migrations, stopped=stop.is_set, progress=progress)
 
-        try:
-            return await run_in_lane(lane, self._check, stop.is_set, report, stop=stop.set)
-        except apsw.InterruptError:
-            # Only a cancellation sets it, and that is still to be delivered.
-            await trio.lowlevel.checkpoint()  # noqa: ASYNC120  being cancelled is what happened
-            raise
-        finally:
-            lane.close()
-
-    def _check(self, stopped: Callable[[], bool], progress: Callable[[int, int], object]) -> CheckReport:
-        with schema_errors(self._path):
-            return check_file(self._path, self._vfs, self._migrations, stopped=stopped, progress=progress)
+        return check, stop.set
 
     # -- opening and closing -----------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 from spindel.ids import RunId, WitnessStage
 from spindel.store import SqliteStore
 from spindel.store import _check as check_module
+from spindel.store import _sqlite_check as sqlite_check
 from spindel.store._executor import InlineExecutor
 from spindel.testing.store_contract import open_commands
 
@@ -269,7 +270,7 @@ class GatedExecutor:
 
 
 async def test_ends_at_once_when_it_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_module, "_STOP_STEPS", 1)
+    monkeypatch.setattr(sqlite_check, "_STOP_STEPS", 1)
     executor = GatedExecutor()
     async with SqliteStore(tmp_path / "runs.db", executor=executor) as store, open_commands(store) as commands:
         await store.write_each([commands.admit() for _ in range(25)])
