@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import entry_points
+from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
@@ -12,7 +13,7 @@ from spindel.testing.faults import FaultyStore
 from spindel.testing.sweep import Steps, sweep_steps
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from pathlib import Path
 
     from spindel.store import Store
@@ -22,9 +23,12 @@ if not entry_points(group="pytest11", name="spindel"):
     pytest_plugins = ["spindel.testing.plugin"]
 
 
-@pytest.fixture(params=["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def new_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Store]:
-    """Make every store, over an empty database of the test's own; each call gives a store over the same rows.
+STORES = ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
+
+
+@pytest.fixture(params=STORES)
+def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
+    """Make every store, over facts of the test's own: each call gives one over the same, as a new process would.
 
     Those with a database write in the loop, so that a test's turns are its own.
     """
@@ -38,9 +42,37 @@ def new_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., S
 
 
 @pytest.fixture
-async def store(new_store: Callable[..., Store]) -> AsyncIterator[Store]:
+async def store(reopen: Callable[[], Store]) -> AsyncIterator[Store]:
     """Every store, open."""
-    async with new_store() as opened:
+    async with reopen() as opened:
+        yield opened
+
+
+@pytest.fixture(params=STORES)
+def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Store]]:
+    """Make every store, over nothing: for one attempt after another, each of which closes its own."""
+    if request.param == "memory":
+        yield MemoryStore
+    elif request.param == "sqlite":
+        numbers = count()
+        yield lambda: SqliteStore(tmp_path / f"{next(numbers)}.db", executor="inline")
+    else:
+        with request.getfixturevalue("postgres_pool").lend() as another:
+            yield lambda: PostgresStore(another(), executor="inline")
+
+
+@pytest.fixture(params=STORES[1:])
+def unopened(request: pytest.FixtureRequest, tmp_path: Path) -> SqliteStore | PostgresStore:
+    """Every store that writes in a thread of its own, not yet open."""
+    if request.param == "sqlite":
+        return SqliteStore(tmp_path / "threaded.db")
+    return PostgresStore(request.getfixturevalue("postgres_dsn"))
+
+
+@pytest.fixture
+async def threaded(unopened: SqliteStore | PostgresStore) -> AsyncIterator[Store]:
+    """Every store that writes in a thread of its own, open."""
+    async with unopened as opened:
         yield opened
 
 

@@ -127,7 +127,9 @@ def _check_ints(**values: int | None) -> None:
 
 def _check_texts(**values: str | None) -> None:
     for name, value in values.items():
-        if value is not None and not value.isascii():
+        if value is not None and not value.isprintable():
+            if "\0" in value:
+                raise InvalidRecordError(name, f"{value!r} has a NUL character, which not every database can keep")
             try:
                 value.encode()
             except UnicodeEncodeError:
@@ -147,7 +149,7 @@ def _check_admission(mutation: AdmitRun) -> None:
         _check_ints(created_at=mutation.created_at, started_at=mutation.started_at)
     if mutation.family_version != 1 or mutation.job_version is not None:
         _check_ints(family_version=mutation.family_version, job_version=mutation.job_version)
-    if not (mutation.kind.isascii() and mutation.actor.isascii()) or mutation.job_key is not None:
+    if not (mutation.kind.isprintable() and mutation.actor.isprintable()) or mutation.job_key is not None:
         _check_texts(kind=mutation.kind, actor=mutation.actor, job_key=mutation.job_key)
     if mutation.provenance != "{}":
         _check_provenance(mutation.provenance)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from spindel.clock import SystemClock
@@ -11,6 +12,8 @@ from spindel.store._postgres_schema import list_objects
 from spindel.store._runs_part import RUNS_PART
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
     from spindel.store._postgres_connection import Session
     from spindel.testing.postgres import PostgresCluster
 
@@ -42,6 +45,23 @@ class DatabasePool:
     def take(self) -> str:
         """Give the address of an empty database with the tables of this version."""
         return self._free.pop() if self._free else self._cluster.create_database(self._template)
+
+    @contextmanager
+    def lend(self) -> Generator[Callable[[], str]]:
+        """Give what takes one database after another, each of them until the next one is taken."""
+        lent: list[str] = []
+
+        def another() -> str:
+            while lent:
+                self.give_back(lent.pop())
+            lent.append(self.take())
+            return lent[0]
+
+        try:
+            yield another
+        finally:
+            while lent:
+                self.give_back(lent.pop())
 
     def give_back(self, dsn: str) -> None:
         """Take it back, with whatever is still connected to it cut off."""

@@ -5,6 +5,7 @@
 | `memory_store` | a fresh `MemoryStore` |
 | `sqlite_store` | a `SqliteStore` over a new file, not yet opened: enter it with `async with` |
 | `postgres_cluster` | a `PostgresCluster` for the whole session, started when the first test asks for it |
+| `postgres_pool` | lends databases on it: `with postgres_pool.lend() as another: dsn = another()` |
 | `postgres_dsn` | the address of an empty database on it |
 | `postgres_store` | a `PostgresStore` over an empty database, not yet opened |
 | `spindel_clock` | the test's loop clock: it jumps over waits, never past real work; needs pytest-trio to be used |
@@ -41,6 +42,7 @@ __all__ = [
     "memory_store",
     "postgres_cluster",
     "postgres_dsn",
+    "postgres_pool",
     "postgres_store",
     "spindel_clock",
     "sqlite_store",
@@ -75,18 +77,19 @@ def postgres_cluster() -> Iterator[PostgresCluster]:
 
 
 @pytest.fixture(scope="session")
-def _postgres_pool(postgres_cluster: PostgresCluster) -> DatabasePool:
+def postgres_pool(postgres_cluster: PostgresCluster) -> DatabasePool:
+    """Give what lends databases of the cluster, with spindel's tables and nothing in them; for tests that need several."""
     from spindel.testing._postgres_pool import DatabasePool  # noqa: PLC0415  of an extra
 
     return DatabasePool(postgres_cluster)
 
 
 @pytest.fixture
-def postgres_dsn(_postgres_pool: DatabasePool) -> Iterator[str]:
+def postgres_dsn(postgres_pool: DatabasePool) -> Iterator[str]:
     """Give the address of an empty database with spindel's tables."""
-    dsn = _postgres_pool.take()
+    dsn = postgres_pool.take()
     yield dsn
-    _postgres_pool.give_back(dsn)
+    postgres_pool.give_back(dsn)
 
 
 @pytest.fixture

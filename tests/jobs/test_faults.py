@@ -28,7 +28,7 @@ from spindel.errors import (
 from spindel.jobs import Job, Stage, observe_settlement, start_job
 from spindel.operator import abandon_held, recover, recovery_state
 from spindel.runs import open_room
-from spindel.store import AdmitRun, AppendWitnesses, FinishRun, MemoryStore, RunStatus, SqliteStore
+from spindel.store import AdmitRun, AppendWitnesses, FinishRun, MemoryStore, RunStatus
 from spindel.testing.faults import Fault, FaultyStore
 
 if TYPE_CHECKING:
@@ -128,30 +128,21 @@ async def check_rows(store: FaultyStore, program: Program) -> None:
         assert row.ended_at == ends[0].ended_at == job.view().ended_at
 
 
-def fresh(kind: str, tmp_path: Path) -> Callable[[], Store]:
-    numbers = iter(range(10_000))
-    if kind == "memory":
-        return MemoryStore
-    return lambda: SqliteStore(tmp_path / f"{next(numbers)}.db", executor="inline")
-
-
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize(
     ("fault", "readable"),
     [(Fault.REFUSED, True), (Fault.BEFORE, True), (Fault.LOST_REPLY, True), (Fault.LOST_REPLY, False)],
 )
 async def test_every_write_of_the_end_may_fail(
-    kind: str, action: Action, fault: Fault, readable: bool, tmp_path: Path
+    fresh: Callable[[], Store], action: Action, fault: Fault, readable: bool
 ) -> None:
     """J-23, J-24, J-26, J-27: each write fails in each way; held unless it can be read; no callback runs twice."""
     number = 0
-    open_store = fresh(kind, tmp_path)
     stages: list[tuple[Stage, str]] = []
     while True:
         number += 1
         program = Program()
-        async with FaultyStore(open_store()) as store, open_room(store, name="main") as room:
+        async with FaultyStore(fresh()) as store, open_room(store, name="main") as room:
             plan = store.fail(number, fault, of=PIPELINE)
             if not readable:
                 store.fail_confirm(1, of=PIPELINE)

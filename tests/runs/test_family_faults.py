@@ -30,12 +30,11 @@ from spindel.runs import (
     observe_settlement,
     open_room,
 )
-from spindel.store import AdmitRun, FenceAdmission, FinishRun, MemoryStore, RecordDisposal, SqliteStore
+from spindel.store import AdmitRun, FenceAdmission, FinishRun, RecordDisposal
 from spindel.testing.faults import Fault, FaultyStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from spindel.store import RunRecord, Store
 
@@ -196,16 +195,7 @@ def check_witnesses(store: FaultyStore, ledger: Ledger, rows: dict[RunId, RunRec
             assert last[run_id] <= ends[RunId(row.parent_id)], "a witness without its family's return"
 
 
-def stores(tmp_path: Path) -> dict[str, Callable[[], Store]]:
-    numbers = iter(range(10_000))
-    return {
-        "memory": MemoryStore,
-        "sqlite": lambda: SqliteStore(tmp_path / f"{next(numbers)}.db", executor="inline"),
-    }
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
 @pytest.mark.parametrize(
     ("fault", "transient"),
     [
@@ -217,7 +207,7 @@ def stores(tmp_path: Path) -> dict[str, Callable[[], Store]]:
     ],
 )
 async def test_every_write_may_fail(
-    kind: str, fault: Fault, transient: bool, tmp_path: Path, spindel_clock: trio.testing.MockClock
+    fresh: Callable[[], Store], fault: Fault, transient: bool, spindel_clock: trio.testing.MockClock
 ) -> None:
     """R-51, R-58, R-59, R-61, R-78: each write failed in turn, in each way: the program ends clean, or held by name.
 
@@ -228,7 +218,7 @@ async def test_every_write_may_fail(
     number = 0
     while True:
         number += 1
-        async with FaultyStore(stores(tmp_path)[kind]()) as store:
+        async with FaultyStore(fresh()) as store:
             ledger = Ledger(store)
             # Opening the room is another matter: the fault falls on what the program itself writes.
             async with open_room(store, name="main") as room:
@@ -256,16 +246,15 @@ async def test_every_write_may_fail(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
 @pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.LOST_REPLY])
 async def test_every_pair_of_neighbouring_writes_may_fail(
-    kind: str, fault: Fault, tmp_path: Path, spindel_clock: trio.testing.MockClock
+    fresh: Callable[[], Store], fault: Fault, spindel_clock: trio.testing.MockClock
 ) -> None:
     """R-59: two faults in a row, and readings that fail, too: still clean after the operator's retries."""
     number = 0
     while True:
         number += 1
-        async with FaultyStore(stores(tmp_path)[kind]()) as store:
+        async with FaultyStore(fresh()) as store:
             ledger = Ledger(store)
             async with open_room(store, name="main") as room:
                 plan = store.fail(number, fault, of=WRITES, times=2)
@@ -282,16 +271,14 @@ async def test_every_pair_of_neighbouring_writes_may_fail(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
 @pytest.mark.parametrize("target", ["root", "room", "close"])
 async def test_the_program_may_be_cancelled_at_every_step(
-    target: str, kind: str, tmp_path: Path, sweep: Any, spindel_clock: trio.testing.MockClock
+    target: str, fresh: Callable[[], Store], sweep: Any, spindel_clock: trio.testing.MockClock
 ) -> None:
     """R-51, R-64: cancelled at every step, with a fault on the way, the same holds."""
-    make = stores(tmp_path)[kind]
 
     async def scenario(steps: Any) -> None:
-        async with FaultyStore(make()) as store:
+        async with FaultyStore(fresh()) as store:
             ledger = Ledger(store)
             store.fail(4, Fault.BEFORE, of=AdmitRun)
             await run_cancelled(store, ledger, steps)

@@ -29,12 +29,11 @@ from spindel.runs import (
     observe_settlement,
     open_room,
 )
-from spindel.store import AdmitRun, MemoryStore, RunStatus, SqliteStore
+from spindel.store import AdmitRun, RunStatus
 from spindel.testing.faults import FaultyStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-    from pathlib import Path
+    from collections.abc import Awaitable, Callable
 
     from spindel.runs import Executor, Launch, Ticket
     from spindel.store import Store
@@ -392,14 +391,10 @@ async def test_only_a_publication_can_be_acknowledged(store: Store) -> None:
 # -- limiters --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["memory", "sqlite inline", "sqlite thread"])
-async def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    if request.param == "memory":
-        yield MemoryStore()
-        return
-    executor = "inline" if request.param == "sqlite inline" else "thread"
-    async with SqliteStore(tmp_path / "runs.db", executor=executor) as opened:  # type: ignore[arg-type]
-        yield opened
+@pytest.fixture(params=["inline", "thread"])
+def any_store(request: pytest.FixtureRequest) -> Store:
+    opened: Store = request.getfixturevalue("store" if request.param == "inline" else "threaded")
+    return opened
 
 
 async def test_a_parent_publishes_after_its_family_while_trios_limiter_is_exhausted(any_store: Store) -> None:

@@ -608,13 +608,6 @@ class TestLoss:
 
 
 class TestReopening:
-    @pytest.fixture(params=["memory", "sqlite"])
-    def reopen(self, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
-        memory = MemoryStore()
-        if request.param == "memory":
-            return lambda: memory
-        return lambda: SqliteStore(tmp_path / "rooms.db", executor="inline")
-
     async def test_what_ran_when_the_owner_vanished_is_orphaned_and_nothing_else_changes(
         self, reopen: Callable[[], Store], wall_clock: ManualWallClock
     ) -> None:

@@ -14,13 +14,12 @@ from spindel.ids import RunId, WitnessStage, witness_id
 from spindel.observe import RunCancelRequested, RunFinished, RunStarted
 from spindel.operator import abandon_held
 from spindel.runs import Child, Room, RoomState, Run, open_room
-from spindel.store import AdmitRun, RunQuery, RunStatus, SqliteStore
+from spindel.store import AdmitRun, PostgresStore, RunQuery, RunStatus, SqliteStore
 from spindel.testing.faults import Fault, FaultyStore
 from spindel.testing.sweep import Steps, sweep_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from trio.testing import MockClock
 
@@ -129,7 +128,7 @@ def lineage(parents: dict[RunId, RunId], run_id: RunId) -> list[RunId]:
 
 
 async def check_file(store: Store) -> None:
-    if isinstance(store, SqliteStore):
+    if isinstance(store, SqliteStore | PostgresStore):
         report = await store.check()
 
         assert not [finding for finding in report.findings if finding.violation]
@@ -193,11 +192,10 @@ async def test_cancelling_at_every_step_leaves_every_run_with_a_terminal_row(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["run", "scope", "close"])
 async def test_a_writer_in_a_thread_changes_nothing_about_that(
-    tmp_path: Path, names: Iterator[str], kind: str, spindel_clock: MockClock
+    threaded: Store, names: Iterator[str], kind: str, spindel_clock: MockClock
 ) -> None:
     """R-18, R-30: with real writes in flight at the moment of the request, the same holds."""
-    async with SqliteStore(tmp_path / "rooms.db", executor="thread") as store:
-        acted = await cancel_everywhere(store, names, kind, every=7)
+    acted = await cancel_everywhere(threaded, names, kind, every=7)
 
     assert acted > 10
 
