@@ -23,6 +23,15 @@ if not entry_points(group="pytest11", name="spindel"):
     pytest_plugins = ["spindel.testing.plugin"]
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a server also where the fixture is asked for by a parameter only."""
+    # Not at the top: pytest wants to load the plugin itself.
+    from spindel.testing.plugin import skip_without_postgres  # noqa: PLC0415
+
+    if item.get_closest_marker("postgres") is not None:
+        skip_without_postgres()
+
+
 STORES = ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
 
 

@@ -29,6 +29,16 @@ _VERSION_MIN: Final = 130_000
 _MIGRATION_LOCK: Final = 0x73706E64_6D696772
 """Held while a script is applied, so that two processes don't make the same tables: `spndmigr`."""
 
+# From the catalogue's tables: a look-up by name may still answer from before the lock on migrations was waited for.
+_PRESENT: Final = """\
+SELECT current_setting('server_encoding'),
+  EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = 'spindel'),
+  EXISTS (
+    SELECT 1 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+    WHERE nspname = 'spindel' AND relname = 'migrations'
+  )
+"""
+
 
 def recognise_database(session: Session, place: str, known: Sequence[Migration]) -> dict[tuple[str, int], str]:
     """Read which migrations a database has; a database without our schema has none.
@@ -39,10 +49,7 @@ def recognise_database(session: Session, place: str, known: Sequence[Migration])
     """
     if session.info.server_version < _VERSION_MIN:
         raise SchemaError(place, "the server is older than PostgreSQL 13; update it")
-    ((encoding, schema, table),) = session.execute(
-        "SELECT current_setting('server_encoding'), to_regnamespace('spindel') IS NOT NULL, "
-        "to_regclass('spindel.migrations') IS NOT NULL"
-    ).fetchall()
+    ((encoding, schema, table),) = session.execute(_PRESENT).fetchall()
     if encoding != "UTF8":
         raise SchemaError(place, f"its encoding is {encoding}; create a database with ENCODING 'UTF8'")
     if not schema:

@@ -44,6 +44,8 @@ __all__ = [
     "postgres_dsn",
     "postgres_pool",
     "postgres_store",
+    "pytest_runtest_setup",
+    "skip_without_postgres",
     "spindel_clock",
     "sqlite_store",
     "wall_clock",
@@ -67,11 +69,22 @@ def sqlite_store(tmp_path: Path) -> SqliteStore:
     return SqliteStore(tmp_path / "spindel.db")
 
 
+def skip_without_postgres() -> None:
+    """Skip the test at hand where there is no PostgreSQL server and none is required."""
+    if find_server_binaries() is None and os.environ.get(_REQUIRE, "0") in {"", "0"}:
+        pytest.skip("needs a PostgreSQL server's programs (Debian: apt-get install postgresql)")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip before any fixture is made, so that all such tests are told in one line; called by pytest."""
+    if "postgres_cluster" in getattr(item, "fixturenames", ()):
+        skip_without_postgres()
+
+
 @pytest.fixture(scope="session")
 def postgres_cluster() -> Iterator[PostgresCluster]:
     """Give a throw-away server; one for all tests of the session."""
-    if find_server_binaries() is None and os.environ.get(_REQUIRE, "0") in {"", "0"}:
-        pytest.skip("needs a PostgreSQL server's programs (Debian: apt-get install postgresql)")
+    skip_without_postgres()
     with PostgresCluster() as cluster:
         yield cluster
 
