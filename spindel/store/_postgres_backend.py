@@ -87,6 +87,7 @@ class PostgresBackend:
             self._apply.update(part.postgres.apply)
             self._confirm.update(part.postgres.confirm)
             self._arguments.update(part.postgres.argument)
+        functions.append(_build_dispatch(self._apply.values()))
         self._functions = "\n".join(functions).encode()
 
     @property
@@ -225,6 +226,20 @@ class PostgresBackend:
         except psycopg.Error:
             # Nothing was committed; without its connection the transaction is gone.
             self.close()
+
+
+def _build_dispatch(functions: Iterable[str]) -> str:
+    """Write the function that calls one by its name: planned once a session, not once a call."""
+    cases = "\n".join(f"    WHEN '{name}' THEN RETURN pg_temp.{name}(argument);" for name in functions)
+    return f"""
+CREATE FUNCTION pg_temp.dispatch(name text, argument jsonb) RETURNS pg_temp.verdict LANGUAGE plpgsql AS $$
+BEGIN
+  CASE name
+{cases}
+  END CASE;
+END;
+$$;
+"""
 
 
 def _refusal(code: str, detail: str | None) -> WriteRefusedError:

@@ -180,9 +180,12 @@ $$;
 
 -- -- causes --
 
+-- Each is looked up by itself, as a subquery for one value must be: as a join, all causes of the Run would be read.
 CREATE FUNCTION pg_temp.missing_causes(mutation jsonb) RETURNS SETOF uuid LANGUAGE sql AS $$
-  SELECT wanted::uuid FROM jsonb_array_elements_text(mutation->'causes') AS wanted
-  EXCEPT SELECT cause_id FROM spindel.run_causes WHERE run_id = (mutation->>'id')::uuid;
+  SELECT DISTINCT wanted::uuid FROM jsonb_array_elements_text(mutation->'causes') AS wanted
+    WHERE (
+      SELECT true FROM spindel.run_causes WHERE run_id = (mutation->>'id')::uuid AND cause_id = wanted::uuid
+    ) IS NULL;
 $$;
 
 CREATE FUNCTION pg_temp.record_causes(mutation jsonb) RETURNS pg_temp.verdict LANGUAGE plpgsql AS $$

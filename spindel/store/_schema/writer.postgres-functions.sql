@@ -34,8 +34,7 @@ BEGIN
     RETURN pg_temp.refused('not-owner', format('epoch %s doesn''t own room ''%s''', call->>2, call->>1));
   END IF;
   IF call->>0 <> 'together' THEN
-    EXECUTE format('SELECT * FROM pg_temp.%I($1)', call->>0) INTO verdict USING call->3;
-    RETURN verdict;
+    RETURN pg_temp.dispatch(call->>0, call->3);
   END IF;
   FOR each IN SELECT * FROM jsonb_array_elements(call->3) LOOP
     verdict := pg_temp.apply_one(each);
