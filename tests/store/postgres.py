@@ -24,7 +24,7 @@ def plain_session(dsn: str) -> Iterator[Plain]:
 async def wait_until(holds: Callable[[], object]) -> None:
     """Wait for a fact that other threads and processes bring about."""
     with trio.fail_after(20):
-        while not holds():
+        while not holds():  # noqa: ASYNC110  no event of ours comes from there
             await trio.lowlevel.checkpoint()
 
 

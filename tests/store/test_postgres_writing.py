@@ -140,7 +140,7 @@ class TestLostConnection:
                     await store.confirm(run)
                 cluster.start()
                 with trio.fail_after(20):
-                    while (await store.write_each([room.finish(run)]))[0] is not None:
+                    while (await store.write_each([room.finish(run)]))[0] is not None:  # noqa: ASYNC110  as for a user
                         await trio.lowlevel.checkpoint()
                 record = await store.load_run("main", RunId(run.id))
                 with plain_session(dsn) as session:
