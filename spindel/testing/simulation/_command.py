@@ -55,9 +55,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--first", type=int, default=0, metavar="K", help="the first seed (0)")
     parser.add_argument("--seed", type=int, metavar="K", help="play this seed alone")
     parser.add_argument("--trace", action="store_true", help="with --seed: print virtual time, task and event")
-    parser.add_argument("--omit", default="", metavar="PARTS", help="with --seed: leave these parts out, comma-separated")
+    parser.add_argument(
+        "--omit", default="", metavar="PARTS", help="with --seed: leave these parts out, comma-separated"
+    )
     parser.add_argument("--steps", type=_positive, metavar="N", help="how many steps a scenario takes at most")
-    parser.add_argument("--faults", type=_faults, default=Faults(), metavar="F", help="'none', or changes: crashes=0,slow=5")
+    parser.add_argument(
+        "--faults", type=_faults, default=Faults(), metavar="F", help="'none', or changes: crashes=0,slow=5"
+    )
     parser.add_argument("--store", choices=("memory", "sqlite"), help="this store only; else the seed decides")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser

@@ -22,7 +22,7 @@ from spindel.testing.powerloss import PowerLossVFS
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
-    from random import Random
+    from random import Random  # noqa: TID251  for annotations
 
     from spindel.clock import WallClock
     from spindel.store import Lane, RoomClaim, Store, StorePart
@@ -76,9 +76,9 @@ class _MemoryDisk:
 
     def open(
         self,
-        wall_clock: WallClock,
-        pause: Callable[[], Awaitable[None]],
-        die: Callable[[], None],  # noqa: ARG002  nothing to wait for
+        wall_clock: WallClock,  # noqa: ARG002  rows are dated by the room
+        pause: Callable[[], Awaitable[None]],  # noqa: ARG002  nothing to wait for
+        die: Callable[[], None],  # noqa: ARG002  nothing to be in the middle of
     ) -> AbstractAsyncContextManager[Store]:
         return self._store
 

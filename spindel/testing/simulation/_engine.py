@@ -6,23 +6,26 @@ import gc
 import logging
 from contextlib import contextmanager
 from time import process_time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import attrs
 
 from spindel.testing.simulation._disk import make_disk
 from spindel.testing.simulation._history import History
-from spindel.testing.simulation._invariants import INVARIANTS, InvariantError
+from spindel.testing.simulation._invariants import InvariantError, check_invariants
 from spindel.testing.simulation._loop import Loop, Order, StuckError
+from spindel.testing.simulation._rules import INVARIANTS
 from spindel.testing.simulation._world import World
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Sequence
 
     from spindel.store import StorePart
+    from spindel.testing.simulation._invariants import Invariant
     from spindel.testing.simulation._plan import Plan
 
 __all__ = ["Failure", "Played", "play", "quiet"]
+
 
 @attrs.frozen
 class Failure:
@@ -71,7 +74,7 @@ def play(
     scenario: Callable[[World], Awaitable[object]],
     plan: Plan,
     *,
-    invariants: Sequence[Callable[[History], None]] = INVARIANTS,
+    invariants: Sequence[type[Invariant]] = INVARIANTS,
     parts: tuple[StorePart, ...] = (),
     trace: bool = False,
 ) -> Played:
@@ -121,12 +124,11 @@ def _run(loop: Loop, world: World, scenario: Callable[[World], Awaitable[object]
     return loop.failure
 
 
-def _check(history: History, invariants: Sequence[Callable[[History], None]], steps: int) -> Failure | None:
-    for rule in invariants:
-        try:
-            rule(history)
-        except Exception as problem:  # noqa: BLE001  a rule may be anybody's
-            return Failure(_kind(problem), problem, steps)
+def _check(history: History, invariants: Sequence[type[Invariant]], steps: int) -> Failure | None:
+    try:
+        check_invariants(history, invariants)
+    except Exception as problem:  # noqa: BLE001  a rule may be anybody's
+        return Failure(_kind(problem), problem, steps)
     return None
 
 
@@ -137,7 +139,7 @@ def _kind(problem: BaseException) -> str:
 
 def _leaf(problem: BaseException) -> BaseException:
     while isinstance(problem, BaseExceptionGroup):
-        problem = problem.exceptions[0]
+        problem = cast("BaseExceptionGroup[BaseException]", problem).exceptions[0]
     return problem
 
 

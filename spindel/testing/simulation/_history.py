@@ -8,7 +8,7 @@ events, and the program itself tells when it enters and leaves its own functions
         history.follow(room)
         ...
     await history.read_rows(store)
-    check_invariants(history)
+    check_invariants(history, INVARIANTS)
 """
 
 from __future__ import annotations
@@ -335,7 +335,7 @@ def _answer(number: int, mutation: Mutation[Any], result: object) -> Answered:
     return Answered(number, mutation, "uncertain" if isinstance(result, WriteUncertainError) else "stored")
 
 
-def _tell(record: Recorded) -> str:
+def _tell(record: Recorded) -> str:  # noqa: C901, PLR0911  one sentence for each kind
     """Tell a record in words."""
     match record:
         case Issued(number, mutation):
@@ -365,9 +365,7 @@ def _tell(record: Recorded) -> str:
 
 
 def _tell_mutation(mutation: Any) -> str:
-    parts = [type(mutation).__name__]
-    for inner in getattr(mutation, "mutations", ()):
-        parts.append(_tell_mutation(inner))
+    parts = [type(mutation).__name__, *map(_tell_mutation, getattr(mutation, "mutations", ()))]
     for name in ("id", "parent_id", "status", "reason", "kind"):
         value = getattr(mutation, name, None)
         if value is not None:

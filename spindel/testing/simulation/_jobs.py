@@ -8,7 +8,7 @@ from uuid import UUID
 
 import trio
 
-from spindel.errors import AdmissionError, JobKeyConflictError, OutcomeError, RunWaiting, SpindelError
+from spindel.errors import AdmissionError, JobKeyConflictError, RunWaiting, SpindelError
 from spindel.jobs import Observation, cancel_job, find_job, get_job, list_jobs, start_job
 from spindel.testing.simulation._registry import scenario
 from spindel.testing.simulation._trees import ProgramError, Tree, observe_some
@@ -107,12 +107,11 @@ class _Jobs:
 async def jobs(world: World) -> None:
     """Jobs whose stages fail, under keys, with children, observed, cancelled, recovered at random."""
     program = _Jobs(world)
-    async with world.open_room("jobs") as room:
-        async with trio.open_nursery() as clients:
-            for step in world.steps():
-                clients.start_soon(_client, program, room, step)
-                if step.chance(0.7):
-                    await trio.sleep(step.random.expovariate(2.0))
+    async with world.open_room("jobs") as room, trio.open_nursery() as clients:
+        for step in world.steps():
+            clients.start_soon(_client, program, room, step)
+            if step.chance(0.7):
+                await trio.sleep(step.random.expovariate(2.0))
 
 
 async def _client(program: _Jobs, room: Room, step: Step) -> None:
@@ -121,8 +120,8 @@ async def _client(program: _Jobs, room: Room, step: Step) -> None:
             await program.start(room, step.random)
         case "look":
             page = await list_jobs(room, limit=5)
-            for job in page.jobs[:2]:
-                await get_job(room, job.id, wait_seconds=step.random.random() * 5)
+            for view in page.jobs[:2]:
+                await get_job(room, view.id, wait_seconds=step.random.random() * 5)
         case "cancel":
             job = find_job(room, "a")
             if job is not None:

@@ -26,7 +26,7 @@ from trio.testing import MockClock
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
-    from random import Random
+    from random import Random  # noqa: TID251  for annotations
 
 __all__ = ["STEPS_MAX", "VIRTUAL_SECONDS_MAX", "Loop", "Order", "StuckError"]
 
@@ -68,7 +68,9 @@ class Order:
         self.batch = batch
         self.begin_tick()
         random, priorities = self._random, self._priorities
-        if len(batch) < 2 or random is None:
+        if random is None:
+            # The last one is the next, and Trio has sorted them by age.
+            batch.reverse()
             return
         if priorities is None:
             random.shuffle(batch)
@@ -167,7 +169,9 @@ class Loop(trio.abc.Instrument):
 
     def _begin_tick(self) -> None:
         if self.steps > STEPS_MAX or self._now() > VIRTUAL_SECONDS_MAX:
-            self.fail(StuckError(f"it goes on for ever; so far {self.steps} steps and {self._now():.0f} virtual seconds"))
+            self.fail(
+                StuckError(f"it goes on for ever; so far {self.steps} steps and {self._now():.0f} virtual seconds")
+            )
         elif self.each_tick is not None and self.killed is None:
             try:
                 self.each_tick()

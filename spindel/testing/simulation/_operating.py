@@ -14,7 +14,7 @@ from spindel.testing.simulation._history import Operated
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from random import Random
+    from random import Random  # noqa: TID251  for annotations
 
     from spindel.runs import Room
     from spindel.runs._holds import Hold

@@ -84,7 +84,9 @@ class Faults:
             return "none"
         default = Faults()
         names = [field.name for field in attrs.fields(Faults)]
-        return ",".join(f"{name}={getattr(self, name)}" for name in names if getattr(self, name) != getattr(default, name))
+        return ",".join(
+            f"{name}={getattr(self, name)}" for name in names if getattr(self, name) != getattr(default, name)
+        )
 
 
 @attrs.frozen

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from spindel.testing.simulation._engine import play, quiet
-from spindel.testing.simulation._invariants import INVARIANTS
 from spindel.testing.simulation._plan import Faults, draw_plan
 from spindel.testing.simulation._registry import SCENARIOS
+from spindel.testing.simulation._rules import INVARIANTS
 from spindel.testing.simulation._shrinking import shrink
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from spindel.store import StorePart
     from spindel.testing.simulation._engine import Played
-    from spindel.testing.simulation._history import History
+    from spindel.testing.simulation._invariants import Invariant
     from spindel.testing.simulation._plan import Plan, StoreKind
     from spindel.testing.simulation._world import World
 
@@ -90,7 +90,7 @@ def simulate(
     faults: Faults | None = None,
     steps: int | None = None,
     store: StoreKind | None = None,
-    invariants: Sequence[Callable[[History], None]] = INVARIANTS,
+    invariants: Sequence[type[Invariant]] = INVARIANTS,
     parts: tuple[StorePart, ...] = (),
     omit: Collection[str] = (),
     trace: bool = False,
@@ -108,7 +108,7 @@ def simulate(
         faults: what goes wrong at most; `Faults.none()` for schedules alone.
         steps: how many steps `World.steps` gives at most.
         store: `memory` or `sqlite` only; by default the seed decides.
-        invariants: the rules checked over each history; add yours to `INVARIANTS`.
+        invariants: the rules over each history; add yours to `INVARIANTS`.
         parts: what layers above keep in the store.
         omit: labels of parts to leave out, as a failure tells them.
         trace: print the trace of each schedule.
@@ -154,7 +154,7 @@ def _registered(scenario: object) -> str | None:
 
 
 def _name(scenario: object) -> str:
-    return _registered(scenario) or getattr(scenario, "__qualname__", repr(scenario))
+    return _registered(scenario) or str(getattr(scenario, "__qualname__", type(scenario).__qualname__))
 
 
 def _command(

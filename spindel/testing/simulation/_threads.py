@@ -16,8 +16,11 @@ from spindel.runs._launch import Ticket
 from spindel.runs._states import LaunchState, TicketState
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from spindel.runs import Executor, Launch, Room
-    from spindel.testing.simulation._world import World
+    from spindel.testing.simulation._history import History
+    from spindel.testing.simulation._plan import Part
 
 __all__ = ["simulate_launches"]
 
@@ -26,25 +29,35 @@ class LaunchRefusedError(Exception):
     """A simulated executor refused a launch, or lost its answer."""
 
 
-def simulate_launches(room: Room, world: World) -> None:
-    """Put simulated executors into a room's worker pool."""
-    room.pool.tasks = _FaultyExecutor(room.pool.tasks, world)
-    room.pool.threads = _FaultyExecutor(_VirtualThreads(room, world), world)
+def simulate_launches(
+    room: Room, history: History, pause: Callable[[], Awaitable[None]], next_fault: Callable[[], Part | None]
+) -> None:
+    """Put simulated executors into a room's worker pool.
+
+    Args:
+        room: the room.
+        history: where it is noted.
+        pause: takes as long as a hop to a thread.
+        next_fault: gives what the next launch meets.
+    """
+    room.pool.tasks = _FaultyExecutor(room.pool.tasks, history, next_fault)
+    room.pool.threads = _FaultyExecutor(_VirtualThreads(room, pause), history, next_fault)
 
 
 class _FaultyExecutor:
     """Passes tickets on; what is planned is refused before it is taken, or taken and answered with an error."""
 
-    def __init__(self, executor: Executor, world: World) -> None:
+    def __init__(self, executor: Executor, history: History, next_fault: Callable[[], Part | None]) -> None:
         self._executor = executor
-        self._world = world
+        self._history = history
+        self._next_fault = next_fault
         self._met = 0.0
 
     def construct(self, launch: Launch) -> Ticket:
-        fault = self._world.next_launch_fault()
+        fault = self._next_fault()
         self._met = 1.0 if fault is None else fault.choice
         if self._met < 1 / 3:
-            self._world.history.note("no ticket could be made")
+            self._history.note("no ticket could be made")
             raise LaunchRefusedError
         return self._executor.construct(launch)
 
@@ -52,20 +65,20 @@ class _FaultyExecutor:
         # A recovery submits again; the fault was met once.
         met, self._met = self._met, 1.0
         if met < 2 / 3:
-            self._world.history.note("a launch is refused")
+            self._history.note("a launch is refused")
             raise LaunchRefusedError
         self._executor.submit(ticket)
         if met < 1:
-            self._world.history.note("a launch is taken, and the answer lost")
+            self._history.note("a launch is taken, and the answer lost")
             raise LaunchRefusedError
 
 
 class _VirtualThreads:
     """Runs native tickets in the loop, as threads would: some time later, deaf to cancellation."""
 
-    def __init__(self, room: Room, world: World) -> None:
+    def __init__(self, room: Room, pause: Callable[[], Awaitable[None]]) -> None:
         self._room = room
-        self._world = world
+        self._pause = pause
 
     def construct(self, launch: Launch) -> Ticket:
         return Ticket(launch)
@@ -75,7 +88,7 @@ class _VirtualThreads:
             trio.lowlevel.spawn_system_task(self._run, ticket, name="thread")
 
     async def _run(self, ticket: Ticket) -> None:
-        await self._world.pause()
+        await self._pause()
         if not ticket.claim():
             return
         launch = ticket.launch
@@ -83,7 +96,7 @@ class _VirtualThreads:
             # It was accepted after all, and only the answer was lost.
             self._room.holds.end(launch.hold, "retry")
         launch.state = LaunchState.RUNNING
-        await self._world.pause()
+        await self._pause()
         context = Context()
         context.run(current_entry.set, launch.entry)
         try:

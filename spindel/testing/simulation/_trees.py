@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
 from random import Random  # noqa: TID251  seeded by the step
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +37,10 @@ class ProgramError(Exception):
     """A body, a task or a callback of a scenario fails, as programs do."""
 
 
+class _NotYetError(Exception):
+    """A disposal that isn't done."""
+
+
 @attrs.define(eq=False)
 class Tree:
     """Bodies that do a few random things each, and start more of their kind below them.
@@ -58,7 +64,7 @@ class Tree:
                 await self._act(run, random, depth)
             return seed
 
-    async def _act(self, run: Run[Any], random: Random, depth: int) -> None:
+    async def _act(self, run: Run[Any], random: Random, depth: int) -> None:  # noqa: C901, PLR0912  a case for each act
         match random.choice(_ACTS):
             case "checkpoint":
                 await trio.lowlevel.checkpoint()
@@ -143,7 +149,8 @@ class Tree:
             return
         other = random.choice(self.known)
         try:
-            if random.random() < 0.3 and other.outcome_nowait() is not None:
+            if random.random() < 0.3:
+                other.outcome_nowait()
                 await run.record_cause(other.id)
                 return
             with trio.move_on_after(10):
@@ -153,10 +160,8 @@ class Tree:
             await trio.lowlevel.checkpoint()
 
     async def _await_result(self, child: Run[Any]) -> None:
-        try:
+        with suppress(OutcomeError, CauseNotDurableError):
             await child.result()
-        except (OutcomeError, CauseNotDurableError):
-            pass
 
     def options(self, random: Random) -> Any:
         """Choose a start's options."""
@@ -192,7 +197,7 @@ class Thing(Preparation[int]):
                 raise NotConstructedError("simulated")
             for number in (1, 2):
                 if self._random.random() < 0.9:
-                    acquisition.begin(self, lambda number=number: self._dispose(run_id, number))
+                    acquisition.begin(self, partial(self._dispose, run_id, number))
                     self._here.add(number)
                 else:
                     acquisition.nothing()
@@ -202,20 +207,16 @@ class Thing(Preparation[int]):
             return len(self._here)
 
     async def _dispose(self, run_id: RunId, number: int) -> Disposal:
-        history = self._world.history
-        function = f"dispose {number}"
-        with history.calling(run_id, function):
+        with suppress(_NotYetError), self._world.history.calling(run_id, f"dispose {number}"):
             await self._world.pause()
             if self._random.random() < 0.2:
                 raise ProgramError
             if self._random.random() < 0.2:
-                # It returns, but not with success; recorded as the failure that it is.
-                return await self._not_yet(run_id, function)
+                # Told as a failure: what doesn't say DISCARDED is called again.
+                raise _NotYetError
             self._here.discard(number)
             return Disposal.DISCARDED
-
-    async def _not_yet(self, run_id: RunId, function: str) -> Disposal:
-        raise ProgramError
+        return Disposal.INCOMPLETE
 
 
 class Publication:

@@ -18,13 +18,14 @@ from spindel.runs import open_room
 from spindel.testing.clocks import ManualWallClock
 from spindel.testing.faults import Fault
 from spindel.testing.simulation._history import Closed, RecordingStore
-from spindel.testing.simulation._invariants import InvariantError, check_left, check_live
+from spindel.testing.simulation._invariants import InvariantError
 from spindel.testing.simulation._operating import operate
+from spindel.testing.simulation._rules import check_left, check_live
 from spindel.testing.simulation._threads import simulate_launches
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-    from random import Random
+    from random import Random  # noqa: TID251  for annotations
     from types import TracebackType
 
     from spindel.runs import Room
@@ -47,6 +48,7 @@ _FAULTS: Final = {
     "late": (Fault.LATE, True),
 }
 
+
 @attrs.frozen
 class Step:
     """One step that a scenario takes, with choices of its own: leaving one step out changes no other.
@@ -66,6 +68,7 @@ class Step:
     def chance(self, probability: float) -> bool:
         """Say yes with this probability."""
         return self.random.random() < probability
+
 
 class World:
     """See the module.
@@ -137,7 +140,7 @@ class World:
             async with _Opening(open_room(store, name=name, **options)) as room:
                 self.rooms[name] = room
                 self.history.follow(room)
-                simulate_launches(room, self)
+                simulate_launches(room, self.history, self.pause, self.next_launch_fault)
                 if operated:
                     random = self.plan.stream(f"operator {self.incarnation}")
                     self.spawn("operator", operate, room, random, self.history, scope=operator)
@@ -179,7 +182,7 @@ class World:
             self.store = _Store(opened, self)
             self._plan_writes()
             self._cut_short = False
-            with trio.CancelScope() as self._stopping:
+            with trio.CancelScope() as self._stopping:  # noqa: ASYNC912  a program that never waits isn't stopped
                 try:
                     await scenario(self)
                 except* (RoomOwnershipLostError, _NotOpenedError):
@@ -234,7 +237,7 @@ class World:
         for mutation, result in zip(late, await self.store.store.write_each(late), strict=True):
             self.history.note(f"a write of the last life arrives: {type(mutation).__name__}")
             if not isinstance(result, WriteRefusedError):
-                raise InvariantError("old_owners_are_fenced", f"{mutation} was stored after the room was opened again")
+                raise InvariantError("OldOwnersAreFenced", f"{mutation} was stored after the room was opened again")
 
     def count_reading(self) -> None:
         """Count a reading of a write's fate, so that planned faults meet the next life's readings, too."""
@@ -256,6 +259,8 @@ class World:
         elif not self._cut_short or self.incarnation >= _LIVES_MAX:
             return False
         self._late += self.store._late
+        # What a dead life had is out of reach: to cancel it would wake tasks of a loop that was dropped.
+        self._stopping = None
         self.rooms.clear()
         self.incarnation += 1
         self.history.restart(killed or "it was cut short")
@@ -311,6 +316,7 @@ class World:
                 run = room.find(snapshot.id)
                 if run is not None:
                     run.cancel("simulated")
+
 
 class _NotOpenedError(Exception):
     """A planned fault kept a room from being opened; the program is started again."""
