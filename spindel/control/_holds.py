@@ -50,7 +50,7 @@ async def recover_held(room: Room, request: RecoverHeld) -> Recovered:
     hold = _find(room, request)
     owner = owner_of(room, run_id)
     if owner is not None and (hold is None or owner.present_hold() is hold):
-        # A stage that is being recovered is in no book; its owner knows, and says so.
+        # Also for what isn't there any more: its owner knows what has become of it, and says so.
         await _recover_stage(room, owner, request)
     elif hold is None:
         await _explain_absence(room, run_id)
@@ -71,7 +71,7 @@ async def recover_held(room: Room, request: RecoverHeld) -> Recovered:
         raise ControlRefusedError(
             "not-recoverable", f"nobody knows how far the finisher of run {run_id} came; it can only be abandoned"
         )
-    again = next((new for new in room.holds.present() if _is_same(hold, new)), None)
+    again = next((new for new in room.holds.of_run(run_id) if _is_same(hold, new)), None)
     return Recovered(run_id=run_id, stage=request.stage, held=None if again is None else _facts(again))
 
 
@@ -85,9 +85,8 @@ async def _recover_stage(room: Room, owner: JobOwner, request: RecoverHeld) -> N
 
 
 def _find(room: Room, request: RecoverHeld) -> Hold | None:
-    for hold in room.holds.present():
-        exact = (hold.entry.run_id, hold.revision) == (request.run_id, request.revision)
-        if exact and request.stage == _facts(hold).stage:
+    for hold in room.holds.of_run(RunId(request.run_id)):
+        if hold.revision == request.revision and request.stage == _facts(hold).stage:
             return hold
     return None
 
@@ -97,7 +96,7 @@ async def _explain_absence(room: Room, run_id: RunId) -> None:
     entry = room.find_entry(run_id)
     if entry is None and await room.load(run_id) is None:
         raise ForeignRoomError(room.name, f"a hold of run {run_id}")
-    if entry is not None and any(hold.entry is entry for hold in room.holds.present()):
+    if room.holds.of_run(run_id):
         raise StaleRevisionError(f"run {run_id}")
     raise NotHeldError(f"run {run_id}")
 

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from spindel.runs import Finishing, Outcome, Room, Run
     from spindel.runs._entry import Entry
     from spindel.runs._holds import Hold
-    from spindel.runs._pool import Launch
 
 __all__ = ["HoldLocator", "JobOwner", "Observation", "RecoveryState"]
 
@@ -290,18 +289,13 @@ class JobOwner:
         """Wait until it is done, a stage of it is held, or it waits for something held below it."""
         while self.end is None and self.held_stage() is None and not self.blocked_by():
             # Both are taken now, not when their tasks begin: by then they may have been set, and replaced.
-            await wait_any(self._changed.wait, self.room.holds.changed.wait)
+            await wait_any(self._changed.wait, self.room.holds.changed_at(self.entry).wait)
 
     # -- recovery ---------------------------------------------------------------------------------------------------
 
-    def held_launch(self) -> Launch | None:
-        """Give the family's join, if it is held: then the stage is `family-join`."""
-        if self.stage is not Stage.FAMILY_JOIN:
-            return None
-        for launch in self.room.pool.launches.values():
-            if launch.entry is self.entry and launch.hold is not None:
-                return launch
-        return None
+    def _join_hold(self) -> Hold | None:
+        """Give what holds the launch of the family's join, if it is held: then that is what holds the stage."""
+        return self.room.holds.of(self.entry, HoldKind.LAUNCH) if self.stage is Stage.FAMILY_JOIN else None
 
     def held_stage(self) -> Stage | None:
         """Give the stage that is held and in need of an operator, or None."""
@@ -313,22 +307,18 @@ class JobOwner:
         if self.end is not None or self.stage is not Stage.FAMILY_JOIN:
             # Work goes on, whatever is held below it; later stages come after the family's return.
             return ()
-        held = {obligation.run_id for obligation in self.room.held()}
-        found: list[RunId] = []
-        below = _leases(self.entry) if held else []
-        for entry in below:
-            # The list grows while it is walked, so deep trees need no stack.
-            below.extend(_leases(entry))
-            if entry.run_id in held:
-                found.append(entry.run_id)
+        # A dict, since several things may be held for one Run. What somebody recovers already needs nobody else.
+        found: dict[RunId, None] = {}
+        for hold in self.room.holds.below(self.entry):
+            if not hold.claimed:
+                found[hold.entry.run_id] = None
                 if len(found) == _BLOCKED_MAX:
                     break
         return tuple(found)
 
     def present_hold(self) -> Hold | None:
         """Give the hold of the present stage, its own or that of the join; somebody may be recovering it."""
-        launch = self.held_launch()
-        return self.hold if launch is None else launch.hold
+        return self._join_hold() or self.hold
 
     def locator(self) -> HoldLocator:
         """Give the exact form of the present hold."""
@@ -364,9 +354,8 @@ class JobOwner:
             raise StaleRevisionError(subject)
         if hold is None or hold.claimed:
             raise RecoveryInProgressError(subject)
-        launch = self.held_launch()
-        if launch is not None:
-            await self._recover_join(launch, hold, action)
+        if hold is self._join_hold():
+            await self._recover_join(hold, action)
             return
         attempt = self._attempt = _Attempt(hold.revision)
         # Still in the room's book, since nothing has been recovered yet; out of anybody else's reach, as it is claimed.
@@ -376,9 +365,10 @@ class JobOwner:
         if attempt.error is not None:
             raise attempt.error
 
-    async def _recover_join(self, launch: Launch, hold: Hold, action: str) -> None:
+    async def _recover_join(self, hold: Hold, action: str) -> None:
         """Take the held launch of the join up; the Job's own task waits for it all the while."""
         pool = self.room.pool
+        launch = next(launch for launch in pool.launches.values() if launch.hold is hold)
         attempt = self._attempt = _Attempt(hold.revision)
         if action == "retry":
             try:
@@ -393,12 +383,8 @@ class JobOwner:
                 self.room.holds.again(hold, hold.phase, hold.error)
                 raise AcknowledgeRefusedError(f"Job {self.job_id}", self.stage.value)
         while launch.hold is None and not attempt.over.is_set():
-            await wait_any(attempt.over.wait, self.room.holds.changed.wait)
+            await wait_any(attempt.over.wait, self.room.holds.changed_at(self.entry).wait)
         if launch.hold is not None:
             raise StageHeldError(self.locator(), self.stage.value)
         if attempt.error is not None:
             raise attempt.error
-
-
-def _leases(entry: Entry) -> list[Entry]:
-    return [] if entry.family is None else list(entry.family.leases.values())

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import re
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
 
 import attrs
 import trio
@@ -19,7 +21,7 @@ from spindel.observe import RoomHeld, RunHeld, RunRecovered
 from spindel.runs._states import HoldKind, RoomState
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from spindel.ids import LaunchId, LeaseId, RunId
     from spindel.runs._entry import Entry
@@ -98,15 +100,23 @@ class Hold:
 
 
 class Holds:
-    """The holds of one room."""
+    """The holds of one room.
 
-    __slots__ = ("_changed", "_holds", "_room")
+    There may be very many, and whoever asks about one Run asks often: what is held of it, what is held below it, and
+    when that changes are looked up, never searched for, and a change wakes only those whom it concerns.
+    """
+
+    __slots__ = ("_below", "_changed", "_changed_at", "_holds", "_of", "_room")
 
     def __init__(self, room: Room) -> None:
         self._room = room
         self._changed = trio.Event()
         # In the order in which they came; a dict, since any of very many may end first.
         self._holds: dict[int, Hold] = {}
+        self._of: dict[int, dict[int, Hold]] = {}
+        self._below: dict[int, dict[int, Hold]] = {}
+        # Kept by those who wait for them.
+        self._changed_at: WeakValueDictionary[int, trio.Event] = WeakValueDictionary()
 
     def add(
         self,
@@ -122,6 +132,9 @@ class Holds:
         revision, since = Revision(self._room.next_uuid()), self._room.now_micros()
         hold = Hold(entry, kind, phase, code_of(error), since, error, resolve, revision, **options)
         self._holds[id(hold)] = hold
+        self._of.setdefault(entry.key, {})[id(hold)] = hold
+        for key in _keys_above(entry):
+            self._below.setdefault(key, {})[id(hold)] = hold
         self._tell(hold)
         if self._room.state is RoomState.LOST:
             # Nothing can be stored for it any more; given up as soon as whoever holds it has parked.
@@ -146,6 +159,10 @@ class Holds:
         if self._holds.pop(id(hold), None) is None:
             # Abandoned while its recovery ran; that one came too late to matter.
             return
+        _forget(self._of, hold.entry.key, hold)
+        # The same as when it came: nobody above leaves before what is held below has ended.
+        for key in _keys_above(hold.entry):
+            _forget(self._below, key, hold)
         self._room.events.emit(RunRecovered, hold.entry.run_id, hold.held_at, action)
         hold.resolve(action)
 
@@ -160,10 +177,18 @@ class Holds:
 
     def of(self, entry: Entry, kind: HoldKind) -> Hold | None:
         """Give what of that kind is held for a Run."""
-        for hold in self._holds.values():
+        for hold in self._of.get(entry.key, {}).values():
             if hold.entry is entry and hold.kind is kind:
                 return hold
         return None
+
+    def of_run(self, run_id: RunId) -> Iterable[Hold]:
+        """Give all that is held for a Run, in the order in which it came."""
+        return tuple(self._of.get(run_id.int, {}).values())
+
+    def below(self, entry: Entry) -> Iterable[Hold]:
+        """Give what is held for the descendants of a Run, in the order in which it came. Not to be kept."""
+        return self._below.get(entry.key, {}).values()
 
     def present(self) -> tuple[Hold, ...]:
         """Give all of them, for the operators' door."""
@@ -177,6 +202,13 @@ class Holds:
     def changed(self) -> trio.Event:
         """Set when something more is held, or held in another form. Take it in the turn in which you looked."""
         return self._changed
+
+    def changed_at(self, entry: Entry) -> trio.Event:
+        """As `changed`, for what is held for that Run or its descendants."""
+        event = self._changed_at.get(entry.key)
+        if event is None:
+            event = self._changed_at[entry.key] = trio.Event()
+        return event
 
     def report(self) -> None:
         """Name each again: they keep the room's block from ending."""
@@ -196,6 +228,10 @@ class Holds:
         run_id = hold.entry.run_id
         self._changed.set()
         self._changed = trio.Event()
+        for key in chain((hold.entry.key,), _keys_above(hold.entry)):
+            event = self._changed_at.pop(key, None)
+            if event is not None:
+                event.set()
         self._room.events.emit(RunHeld, run_id, hold.phase, hold.code, again)
         _log.error(
             "run %s is held at %s (%s) until an operator acts",
@@ -204,6 +240,20 @@ class Holds:
             hold.code,
             extra=_fields(run_id, hold.phase, hold.code),
         )
+
+
+def _keys_above(entry: Entry) -> Iterator[int]:
+    above = entry.parent
+    while above is not None:
+        yield above.key
+        above = above.parent
+
+
+def _forget(book: dict[int, dict[int, Hold]], key: int, hold: Hold) -> None:
+    page = book[key]
+    del page[id(hold)]
+    if not page:
+        del book[key]
 
 
 def _fields(run_id: RunId, phase: str, code: str) -> dict[str, str]:
