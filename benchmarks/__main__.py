@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import benchmarks
 from benchmarks._harness import Figures, Settings, checksum, describe_machine, in_memory
+from spindel.testing.postgres import find_server_binaries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("name", metavar="NAME", nargs="?", choices=names, help="one of those listed without it")
     parser.add_argument("--size", choices=("small", "large"), default="large", help="small: only a check that it works")
     parser.add_argument("--json", action="store_true", help="one object on standard output, nothing else")
-    parser.add_argument("--store", choices=("memory", "sqlite"), help="instead of what the benchmark takes by itself")
+    parser.add_argument(
+        "--store", choices=("memory", "sqlite", "postgres"), help="instead of what the benchmark takes by itself"
+    )
     parser.add_argument("--rows", type=int, metavar="N", help="how long a history the files begin with")
     parser.add_argument("--dir", type=Path, default=Path(), help="a folder on a real disk; by default this one")
     options = parser.parse_args(arguments)
@@ -39,13 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{name:<10} {_question(_load(name))}")
         return 0
     module = _load(options.name)
-    stores = getattr(module, "STORES", ())
-    if options.store is not None and options.store not in stores:
-        parser.error(f"{options.name} can't be run with --store {options.store}; see its file for why")
-    if options.rows is not None and not (getattr(module, "ROWS", False) and options.rows > 0):
-        parser.error(f"{options.name} takes no --rows {options.rows}")
-    if not options.dir.is_dir():
-        parser.error(f"--dir {options.dir} is no folder")
+    _check(parser, options, module)
     if in_memory(options.dir):
         print(f"{options.dir.resolve()} is in memory, so durable figures mean nothing; use --dir", file=sys.stderr)
     with TemporaryDirectory(prefix=".benchmarks-", dir=options.dir) as folder:
@@ -58,6 +55,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         _print(record, figures, _question(module))
     return 0
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace, module: ModuleType) -> None:
+    """Leave with a sentence if the benchmark can't be run like that, or not here."""
+    stores = getattr(module, "STORES", ())
+    if options.store is not None and options.store not in stores:
+        parser.error(f"{options.name} can't be run with --store {options.store}; see its file for why")
+    if options.rows is not None and not (getattr(module, "ROWS", False) and options.rows > 0):
+        parser.error(f"{options.name} takes no --rows {options.rows}")
+    if options.store == "postgres":
+        if options.rows is not None:
+            parser.error("--rows fills files of SQLite; it can't be given with --store postgres")
+        if find_server_binaries() is None:
+            parser.error("--store postgres starts a server of its own, and there is none; install PostgreSQL")
+    if not options.dir.is_dir():
+        parser.error(f"--dir {options.dir} is no folder")
 
 
 def _load(name: str) -> ModuleType:

@@ -79,7 +79,7 @@ class Settings:
 
     Attributes:
         size: `small` finishes in seconds and is for tests; `large` is for measuring.
-        store: `memory` or `sqlite`, None if the benchmark shall do what it does by itself.
+        store: `memory`, `sqlite` or `postgres`, None if the benchmark shall do what it does by itself.
         rows: how long a history the files begin with, None if it wasn't said.
         folder: an empty folder on a real disk.
     """
@@ -215,7 +215,7 @@ async def read_back(room: Room, status: RunStatus, **query: Any) -> int:
         page = await room.list_runs(status=status, limit=100, before=page.next, **query)
 
 
-def count_stored(path: Path) -> Counter[str]:
+def count_stored(path: Path | str) -> Counter[str]:
     """Count the rows of a closed file by status, all that have the witness of their return, and of their adapter."""
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     try:

@@ -9,11 +9,14 @@
 | `durable_rate_tasks` | the same from 256 tasks that await `start_child` | Runs/s |
 | `writer_rate` | the bare writer committing the same rows from 256 tasks | writes/s |
 | `durable_ratio` | `durable_rate` x 2 writes a child / `writer_rate` | |
+| `mutations_per_commit` | only with `--store postgres`: of `durable_rate_tasks` | |
+| `sqlite_rate`, `sqlite_ratio` | only with `--store postgres`: `durable_rate` in files; against that, turn by turn | Runs/s |
 
 Held fixed: the body of a child and of a task is one checkpoint, on both sides, and counts itself; families of 10,000,
 one after another in one room; plain tasks start after the nurseries are open; each sample has its own loop, room and
 file. In memory by process time, durable by wall clock, from before the first start until the family has returned.
-`--rows N` gives the durable files a history of N finished rows. `--store` measures one half only.
+`--rows N` gives the durable files a history of N finished rows. `--store` measures one half only; with `postgres` the
+durable figures are those of a server that is started for it, which syncs each commit, as files do.
 
 The size of a family matters in memory: a nursery's tasks all live at once, and a thousand of them fit into a
 processor's cache where ten thousand don't, while of our children a few dozen live at once. So the ratios are printed
@@ -29,24 +32,25 @@ whatever the disk does, as long as batches stay large.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections import Counter
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import count
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
 import attrs
 import trio
 
-from benchmarks._bare_writer import WRITES_PER_CHILD, make_file, write_rows
+from benchmarks._bare_writer import WRITES_PER_CHILD, write_rows
+from benchmarks._databases import Files, make_file, postgres_databases
 from benchmarks._harness import (
     GROUP,
     ROOM,
     Figures,
     Settings,
     Stopwatch,
-    count_stored,
     median_rate,
     new_file,
     paired_ratio,
@@ -61,11 +65,11 @@ from spindel.store import RunStatus
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
-    from pathlib import Path
 
+    from benchmarks._databases import Databases
     from spindel.runs import Run
 
-STORES: Final = ("memory", "sqlite")
+STORES: Final = ("memory", "sqlite", "postgres")
 ROWS: Final = True
 
 
@@ -100,7 +104,7 @@ def run(settings: Settings) -> Figures:
     counts: Counter[str] = Counter()
     keys: dict[str, float | bool] = {}
     notes: tuple[str, ...] = ()
-    if settings.store != "sqlite":
+    if settings.store in {None, "memory"}:
         notes = _measure_memory(scale, counts, keys)
     if settings.store != "memory":
         _measure_durable(settings, scale, counts, keys)
@@ -200,21 +204,28 @@ async def _runs(families: _Families, counts: Counter[str]) -> float:
 
 
 def _measure_durable(settings: Settings, scale: _Scale, counts: Counter[str], keys: dict[str, float | bool]) -> None:
-    with new_file(settings.folder) as first:
-        _fill(first, settings.rows)
-        seconds = take_turns(
-            {
-                "durable": partial(_durable, settings, scale, first, counts, "durable", _start_groups),
-                "tasks": partial(_durable, settings, scale, first, counts, "durable_tasks", _start_from_tasks),
-                "writer": partial(_writer, settings, scale, first, counts),
-            },
-            scale.repetitions,
-        )
+    batches: list[float] = []
+    postgres = settings.store == "postgres"
+    with _files(settings) as files, postgres_databases() if postgres else nullcontext(files) as databases:
+        begin = (databases, settings, scale)
+        measures = {
+            "durable": partial(_durable, *begin, counts, "durable", _start_groups, []),
+            "tasks": partial(_durable, *begin, counts, "durable_tasks", _start_from_tasks, batches),
+            "writer": partial(_writer, *begin, counts),
+        }
+        if postgres:
+            # Beside the others, and no part of what the benchmark did.
+            measures["sqlite"] = partial(_durable, files, settings, scale, Counter(), "durable", _start_groups, [])
+        seconds = take_turns(measures, scale.repetitions)
     children = scale.durable
     keys["durable_rate"] = median_rate(children, seconds["durable"])
     keys["durable_rate_tasks"] = median_rate(children, seconds["tasks"])
     keys["writer_rate"] = median_rate(children * WRITES_PER_CHILD, seconds["writer"])
     keys["durable_ratio"] = paired_ratio(seconds["writer"], seconds["durable"])
+    if postgres:
+        keys["mutations_per_commit"] = median(batches)
+        keys["sqlite_rate"] = median_rate(children, seconds["sqlite"])
+        keys["sqlite_ratio"] = paired_ratio(seconds["sqlite"], seconds["durable"])
 
 
 async def _start_groups(run: Run[None], children: int, done: Iterator[int]) -> None:
@@ -232,12 +243,13 @@ async def _start_from_tasks(run: Run[None], children: int, done: Iterator[int]) 
 
 
 def _durable(
+    databases: Databases,
     settings: Settings,
     scale: _Scale,
-    first: Path,
     counts: Counter[str],
     name: str,
     start: Callable[..., Awaitable[None]],
+    batches: list[float],
 ) -> float:
     watch, done = Stopwatch(time.perf_counter), count()
 
@@ -246,36 +258,37 @@ def _durable(
         await start(run, scale.durable, done)
 
     async def measure() -> None:
-        async with open_room(path, name=ROOM) as room:
+        async with databases.open_store(place) as store, open_room(store, name=ROOM) as room:
+            commits, committed = store.commits, store.committed
             root = await room.start(body)
             await root.wait_returned()
             watch.stop()
+            batches.append((store.committed - committed) / (store.commits - commits))
 
-    with new_file(settings.folder) as path:
-        shutil.copyfile(first, path)
+    with databases.lend() as place:
         sample(measure)
-        _count(counts, name, next(done), path, settings.rows)
+        _count(counts, name, next(done), databases.count_stored(place), settings.rows)
     return watch.seconds
 
 
-def _writer(settings: Settings, scale: _Scale, first: Path, counts: Counter[str]) -> float:
+def _writer(databases: Databases, settings: Settings, scale: _Scale, counts: Counter[str]) -> float:
     watch = Stopwatch(time.perf_counter)
-    with new_file(settings.folder) as path:
-        shutil.copyfile(first, path)
-        sample(write_rows, path, scale.durable, GROUP, watch)
-        _count(counts, "writer", scale.durable, path, settings.rows)
+    with databases.lend() as place:
+        sample(write_rows, databases.open_sink(place), scale.durable, GROUP, watch)
+        _count(counts, "writer", scale.durable, databases.count_stored(place), settings.rows)
     return watch.seconds
 
 
-def _fill(path: Path, history: int | None) -> None:
-    """Make the file that each sample begins with a copy of."""
-    trio.run(make_file, path)
-    if history is not None:
-        fill_history(path, history)
+@contextmanager
+def _files(settings: Settings) -> Iterator[Files]:
+    with new_file(settings.folder) as first:
+        trio.run(make_file, first)
+        if settings.rows is not None:
+            fill_history(first, settings.rows)
+        yield Files(settings, first)
 
 
-def _count(counts: Counter[str], name: str, bodies: int, path: Path, history: int | None) -> None:
-    stored = count_stored(path)
+def _count(counts: Counter[str], name: str, bodies: int, stored: Counter[str], history: int | None) -> None:
     counts[f"{name}_bodies"] += bodies
     counts[f"{name}_rows"] += stored["completed"] - (history or 0)
     counts[f"{name}_witnesses"] += stored["witnesses"] - (history or 0)

@@ -8,11 +8,15 @@
 | `commits_per_job_100` | commits of the store / Jobs, with 100 at once | |
 | `bare_rate_10`, `bare_rate_100` | the bare writer doing the four writes of a Job, from as many tasks | Jobs/s |
 | `bare_ratio_10`, `bare_ratio_100` | `rate_10` / `bare_rate_10` and `rate_100` / `bare_rate_100`, turn by turn | |
+| `mutations_per_commit_100` | only with `--store postgres`: with 100 at once | |
+| `sqlite_rate_100` | only with `--store postgres`: `rate_100` in files | Jobs/s |
+| `sqlite_ratio_1`, `sqlite_ratio_10`, `sqlite_ratio_100` | the rates / those in files, turn by turn | |
 | `history_ratio` | only with `--rows N`: `rate_100` over N finished rows / over an empty file | |
 
 Held fixed: the body is one checkpoint and counts itself, and there are no callbacks; each task starts a root Job and
 awaits its outcome before the next one, so a task has one Job at a time; each sample has its own loop, room and file; by
-wall clock, from before the first start until the last task knows. Everything is in a file, synced at each commit.
+wall clock, from before the first start until the last task knows. Everything is in a file, synced at each commit; with
+`--store postgres` in a server that is started for it, which does the same.
 
 Non-goals: what callbacks do; how quickly a held Job is recovered.
 
@@ -24,9 +28,9 @@ ratio is nearer to 1. One alone takes four commits, one after another, each with
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections import Counter
+from contextlib import nullcontext
 from functools import partial
 from itertools import count
 from statistics import median, quantiles
@@ -35,13 +39,13 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import trio
 
-from benchmarks._bare_writer import make_file, make_jobs, write_rows
+from benchmarks._bare_writer import make_jobs, write_rows
+from benchmarks._databases import Files, make_file, postgres_databases
 from benchmarks._harness import (
     ROOM,
     Figures,
     Settings,
     Stopwatch,
-    count_stored,
     median_rate,
     new_file,
     paired_ratio,
@@ -51,15 +55,14 @@ from benchmarks._harness import (
 from benchmarks._history import fill_history
 from spindel.jobs import start_job
 from spindel.runs import open_room
-from spindel.store import SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
+    from benchmarks._databases import Databases
     from spindel.runs import Room, Run
 
-STORES: Final = ("sqlite",)
+STORES: Final = ("sqlite", "postgres")
 ROWS: Final = True
 
 
@@ -79,22 +82,30 @@ class _Sample:
     seconds: float
     latencies: list[float] = attrs.Factory(list)
     commits: int = 0
+    committed: int = 0
 
 
 def run(settings: Settings) -> Figures:
     """Measure."""
     scale = _LARGE if settings.large else _SMALL
     counts: Counter[str] = Counter()
+    postgres = settings.store == "postgres"
     with new_file(settings.folder) as empty, new_file(settings.folder) as filled:
         for path in (empty, filled):
             trio.run(make_file, path)
-        measures = {f"jobs_{tasks}": partial(_jobs, settings, empty, tasks, scale, counts) for tasks in scale.jobs}
-        for tasks in (10, 100):
-            measures[f"bare_{tasks}"] = partial(_bare, settings, empty, tasks, scale, counts)
-        if settings.rows is not None:
-            fill_history(filled, settings.rows)
-            measures["history"] = partial(_jobs, settings, filled, 100, scale, counts, settings.rows)
-        taken = take_turns(measures, scale.repetitions)
+        files = Files(settings, empty)
+        with postgres_databases() if postgres else nullcontext(files) as databases:
+            measures = {f"jobs_{tasks}": partial(_jobs, databases, tasks, scale, counts) for tasks in scale.jobs}
+            for tasks in (10, 100):
+                measures[f"bare_{tasks}"] = partial(_bare, databases, tasks, scale, counts)
+            if settings.rows is not None:
+                fill_history(filled, settings.rows)
+                measures["history"] = partial(_jobs, Files(settings, filled), 100, scale, counts, settings.rows)
+            if postgres:
+                # Beside the others, and no part of what the benchmark did.
+                for tasks in scale.jobs:
+                    measures[f"sqlite_{tasks}"] = partial(_jobs, files, tasks, scale, Counter())
+            taken = take_turns(measures, scale.repetitions)
     seconds = {name: [one.seconds for one in samples] for name, samples in taken.items()}
     keys: dict[str, float | bool] = {}
     for tasks, jobs in scale.jobs.items():
@@ -107,10 +118,21 @@ def run(settings: Settings) -> Figures:
     for tasks in (10, 100):
         keys[f"bare_rate_{tasks}"] = median_rate(scale.jobs[tasks], seconds[f"bare_{tasks}"])
         keys[f"bare_ratio_{tasks}"] = paired_ratio(seconds[f"bare_{tasks}"], seconds[f"jobs_{tasks}"])
+    if postgres:
+        _compare_with_files(scale, taken, seconds, keys)
     if settings.rows is not None:
         keys["history_ratio"] = paired_ratio(seconds["jobs_100"], seconds["history"])
     notes = (f"rate_100 / rate_1: {keys['rate_100'] / keys['rate_1']:.1f}",)
     return Figures(repetitions=scale.repetitions, counts=counts, keys=keys, notes=notes)
+
+
+def _compare_with_files(
+    scale: _Scale, taken: dict[str, list[_Sample]], seconds: dict[str, list[float]], keys: dict[str, float | bool]
+) -> None:
+    keys["mutations_per_commit_100"] = median(one.committed / one.commits for one in taken["jobs_100"])
+    keys["sqlite_rate_100"] = median_rate(scale.jobs[100], seconds["sqlite_100"])
+    for tasks in scale.jobs:
+        keys[f"sqlite_ratio_{tasks}"] = paired_ratio(seconds[f"sqlite_{tasks}"], seconds[f"jobs_{tasks}"])
 
 
 async def _body(_: Run[None], done: Iterator[int]) -> None:
@@ -126,45 +148,40 @@ async def _start_and_await(room: Room, jobs: int, done: Iterator[int], latencies
         latencies.append(time.perf_counter() - began)
 
 
-def _jobs(
-    settings: Settings, first: Path, tasks: int, scale: _Scale, counts: Counter[str], history: int = 0
-) -> _Sample:
+def _jobs(databases: Databases, tasks: int, scale: _Scale, counts: Counter[str], history: int = 0) -> _Sample:
     watch, done = Stopwatch(time.perf_counter), count()
     latencies: list[float] = []
-    commits = 0
+    batches = (0, 0)
 
-    async def measure(path: Path) -> None:
-        nonlocal commits
-        async with SqliteStore(path) as store, open_room(store, name=ROOM) as room:
-            before = store.commits
+    async def measure() -> None:
+        nonlocal batches
+        async with databases.open_store(place) as store, open_room(store, name=ROOM) as room:
+            commits, committed = store.commits, store.committed
             watch.start()
             async with trio.open_nursery() as nursery:
                 for _ in range(tasks):
                     nursery.start_soon(_start_and_await, room, scale.jobs[tasks] // tasks, done, latencies)
             watch.stop()
-            commits = store.commits - before
+            batches = (store.commits - commits, store.committed - committed)
 
-    with new_file(settings.folder) as path:
-        shutil.copyfile(first, path)
-        sample(measure, path)
-        _count(counts, f"jobs_{tasks}", path, history, next(done))
-    return _Sample(watch.seconds, latencies, commits)
+    with databases.lend() as place:
+        sample(measure)
+        _count(counts, f"jobs_{tasks}", databases.count_stored(place), history, next(done))
+    return _Sample(watch.seconds, latencies, *batches)
 
 
-def _bare(settings: Settings, first: Path, tasks: int, scale: _Scale, counts: Counter[str]) -> _Sample:
+def _bare(databases: Databases, tasks: int, scale: _Scale, counts: Counter[str]) -> _Sample:
     watch = Stopwatch(time.perf_counter)
-    with new_file(settings.folder) as path:
-        shutil.copyfile(first, path)
-        sample(write_rows, path, scale.jobs[tasks], tasks, watch, make_jobs)
-        _count(counts, f"bare_{tasks}", path, 0, scale.jobs[tasks])
+    with databases.lend() as place:
+        sample(write_rows, databases.open_sink(place), scale.jobs[tasks], tasks, watch, make_jobs)
+        _count(counts, f"bare_{tasks}", databases.count_stored(place), 0, scale.jobs[tasks])
     return _Sample(watch.seconds)
 
 
-def _count(counts: Counter[str], name: str, path: Path, history: int, bodies: int) -> None:
+def _count(counts: Counter[str], name: str, stored: Counter[str], history: int, bodies: int) -> None:
     if history:
         # What a history changes is the time, so it is checked and not counted.
         name = f"{name}_history"
-    stored = count_stored(path)
     found = Counter(
         {
             f"{name}_bodies": bodies,

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import trio
 
-from benchmarks._bare_writer import make_file
+from benchmarks._databases import make_file
 from benchmarks._harness import (
     ROOM,
     Figures,

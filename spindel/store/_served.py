@@ -82,6 +82,11 @@ class ServedStore(ABC):
         """How many batches were committed so far, for measurements of group commit."""
         return 0 if self._writer is None else self._writer.commits
 
+    @property
+    def committed(self) -> int:
+        """How many mutations those batches held; what belongs together counts once."""
+        return 0 if self._writer is None else self._writer.committed
+
     async def write(self, mutation: Mutation[A]) -> A:
         """Apply one mutation.
 

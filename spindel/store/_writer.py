@@ -90,6 +90,7 @@ class Writer:
         "_turns",
         "_unsettled",
         "commits",
+        "committed",
     )
 
     def __init__(self, lane: Lane, backend: Backend) -> None:
@@ -109,6 +110,7 @@ class Writer:
         self._retry_at = 0.0
         self._delays: Iterator[float] = _BACKOFF.delays()
         self.commits = 0
+        self.committed = 0
 
     # -- in the loop -------------------------------------------------------------------------------------------------
 
@@ -256,6 +258,7 @@ class Writer:
                     return
             else:
                 self.commits += 1
+                self.committed += len(batch)
                 return
 
     def _read_back(self, slot: Slot) -> None:

@@ -99,6 +99,31 @@ def test_over_the_other_store_the_same_work_is_done(name: str, tmp_path: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.postgres
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("admission", {"mutations_per_commit", "sqlite_rate", "sqlite_ratio"}),
+        (
+            "jobs",
+            {"mutations_per_commit_100", "sqlite_rate_100", "sqlite_ratio_1", "sqlite_ratio_10", "sqlite_ratio_100"},
+        ),
+    ],
+)
+def test_a_server_of_its_own_does_the_work_of_files_and_is_shown_beside_them(
+    name: str, more: set[str], tmp_path: Path
+) -> None:
+    files = measure(tmp_path, name, "--store", "sqlite")
+    record = measure(tmp_path, name, "--store", "postgres")
+
+    assert record["checksum"] == files["checksum"]
+    assert record.keys() == files.keys() | more
+    assert all(record[key] > 0 for key in more)
+    # Of a count and not of a time: many at once share their commits.
+    assert max(record[key] for key in more if key.startswith("mutations_per_commit")) > 20
+
+
+@pytest.mark.slow
 def test_a_history_changes_nothing_of_what_is_done(tmp_path: Path) -> None:
     short = measure(tmp_path, "admission", "--store", "sqlite")
     long = measure(tmp_path, "admission", "--store", "sqlite", "--rows", "500")
@@ -123,6 +148,8 @@ def test_jobs_over_a_history_are_compared_with_jobs_over_an_empty_file(tmp_path:
     [
         (["nothing"], "invalid choice: 'nothing'"),
         (["reopen", "--store", "memory"], "reopen can't be run with --store memory"),
+        (["memory", "--store", "postgres"], "memory can't be run with --store postgres"),
+        (["jobs", "--store", "postgres", "--rows", "5"], "--rows fills files"),
         (["memory", "--rows", "5"], "memory takes no --rows 5"),
         (["admission", "--rows", "0"], "admission takes no --rows 0"),
         (["admission", "--dir", "/nowhere"], "--dir /nowhere is no folder"),
