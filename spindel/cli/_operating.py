@@ -272,6 +272,8 @@ async def print_held(place: Place) -> int:
                     f"  spindel recover {hold.run_id} --stage {hold.stage} --revision {hold.revision} "
                     f"--control {printable(place.control)} --retry"
                 )
+        if held.omitted:
+            echo(f"… and {held.omitted:,} more")
     return ExitCode.UNKNOWN if held.held else ExitCode.DONE
 
 
@@ -382,7 +384,7 @@ async def abandon_held(place: Place) -> int:
     else:
         for hold in given_up.held:
             echo(f"given up: {_hold_line(hold)}")
-        echo(f"{len(given_up.held):,} given up")
+        echo(f"{len(given_up.held) + given_up.omitted:,} given up")
     return ExitCode.DONE
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from spindel.control._wire import Held, HeldFacts, Recovered
 from spindel.errors import (
@@ -28,14 +28,17 @@ if TYPE_CHECKING:
 __all__ = ["give_up", "list_held", "recover_held"]
 
 
+_HOLDS_MAX: Final = 10_000
+
+
 def list_held(room: Room) -> Held:
-    """Tell all that waits for an operator."""
+    """Tell all that waits for an operator, the first 10,000 of it in full."""
     return _held(room, room.holds.present())
 
 
 def give_up(room: Room) -> Held:
-    """Give up all that is held at this moment, and tell what that was."""
-    facts = _held(room, room.holds.present())
+    """Give up all that is held at this moment, and tell what that was; what is being recovered is left to that."""
+    facts = _held(room, tuple(hold for hold in room.holds.present() if not hold.claimed))
     abandon_held(room)
     return facts
 
@@ -109,7 +112,12 @@ def _is_same(before: Hold | None, hold: Hold) -> bool:
 
 
 def _held(room: Room, holds: tuple[Hold, ...]) -> Held:
-    return Held(room=room.name, incarnation=room.incarnation, held=tuple(map(_facts, holds)))
+    return Held(
+        room=room.name,
+        incarnation=room.incarnation,
+        held=tuple(map(_facts, holds[:_HOLDS_MAX])),
+        omitted=max(0, len(holds) - _HOLDS_MAX),
+    )
 
 
 def _facts(hold: Hold) -> HeldFacts:

@@ -15,6 +15,7 @@ from spindel.control._answers import answer, problem_of
 from spindel.control._socket import listening
 from spindel.control._wire import (
     REQUEST_BYTES_MAX,
+    RESPONSE_BYTES_MAX,
     AnyRequest,
     Lines,
     LineTooLongError,
@@ -34,6 +35,7 @@ __all__ = ["open_control", "serve_room"]
 
 _log: Final = logging.getLogger("spindel.control")
 _CLIENTS_MAX: Final = 64
+_RESPONSE_BYTES_AROUND: Final = 100
 _STALL_SECONDS: Final = 10.0
 _LAST_ANSWER_SECONDS: Final = 1.0
 _ACCEPT_PAUSE_SECONDS: Final = 0.1
@@ -171,8 +173,10 @@ class _Door:
         except UnicodeDecodeError:
             return _refusal("bad-request", "that is no request: it isn't UTF-8")
         try:
-            found = await answer(self._room, request)
-            return Response(answer=msgspec.Raw(msgspec.json.encode(found)))
+            encoded = msgspec.json.encode(await answer(self._room, request))
+            if len(encoded) > RESPONSE_BYTES_MAX - _RESPONSE_BYTES_AROUND:
+                return _refusal("too-long", f"the answer has {len(encoded):,} bytes, more than a client may take")
+            return Response(answer=msgspec.Raw(encoded))
         except SpindelError as error:
             return Response(problem=problem_of(error))
         except Exception as error:  # noqa: BLE001  told to the client by its class, and to the log

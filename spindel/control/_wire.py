@@ -207,11 +207,17 @@ class HeldFacts(_Value, frozen=True):
 
 
 class Held(_Value, frozen=True):
-    """All that waits for an operator, or all that was given up."""
+    """All that waits for an operator, or all that was given up.
+
+    Attributes:
+        held: the first of it, in the order in which it came.
+        omitted: how much more there is; listed again, it follows as what came before it ends.
+    """
 
     room: str
     incarnation: UUID
     held: tuple[HeldFacts, ...]
+    omitted: int = 0
 
 
 class Recovered(_Value, frozen=True):
@@ -230,6 +236,7 @@ class DumpedTask(_Value, frozen=True):
     """A task: its name, and where it waits, outermost first, as `file:line in function`.
 
     Attributes:
+        frames: of a deep stack the ends, with a line between them that tells how many are left out.
         running: True for the one whose stack stands with its thread instead, since it runs at this moment.
     """
 
@@ -239,7 +246,7 @@ class DumpedTask(_Value, frozen=True):
 
 
 class DumpedThread(_Value, frozen=True):
-    """A thread: its name, and where it is, outermost first."""
+    """A thread: its name, and where it is, as `DumpedTask` tells it. That of a native launch is named by its Run."""
 
     name: str
     frames: tuple[str, ...]
@@ -269,6 +276,8 @@ class Dump(_Value, frozen=True):
     Attributes:
         tasks: those that belong to no Run shown.
         omitted: how many live Runs are left out, the latest admitted.
+        omitted_tasks: how many more tasks are left out, of these Runs and of none; the tasks of omitted Runs are not counted.
+        omitted_threads: how many threads are left out.
     """
 
     room: str
@@ -277,6 +286,8 @@ class Dump(_Value, frozen=True):
     tasks: tuple[DumpedTask, ...]
     threads: tuple[DumpedThread, ...]
     omitted: int
+    omitted_tasks: int
+    omitted_threads: int
 
 
 class Problem(_Value, frozen=True):

@@ -321,7 +321,12 @@ class WorkerPool:
         work = foreign_work()
         work.begin()
         try:
-            await trio.to_thread.run_sync(lambda: Context().run(_run_in_thread, ticket), limiter=self.limiter)
+            await trio.to_thread.run_sync(
+                lambda: Context().run(_run_in_thread, ticket),
+                # Where a process is looked at from outside, nothing else tells whose thread it is.
+                thread_name=f"run {launch.entry.run_id}",
+                limiter=self.limiter,
+            )
         except trio.Cancelled:
             # Cancelled before a thread was free.
             self._withdraw(launch)
