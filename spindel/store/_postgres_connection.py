@@ -4,8 +4,10 @@ An address may hold a password, and libpq quotes whole addresses in its complain
 made from what is no secret, and a complaint about the address itself isn't passed on.
 
 A connection that nobody answers must end by itself, on both sides: here, so that a write hears of it; there, so that
-the locks of a process that vanished become free. So both sides probe an idle connection and give up after 25 seconds;
-and a transaction that waits for its client ends after 10, since it keeps the owners of its rooms waiting.
+the locks of a process that vanished become free. So both sides probe an idle connection and give up after 25 seconds,
+or after what the address says by libpq's own parameters: `?keepalives_idle=2&keepalives_interval=1&keepalives_count=3`
+and `&tcp_user_timeout=5000`. One set for both sides: a client that gives up later than the server finds its rooms taken.
+A transaction that waits for its client ends after 10 seconds, since it keeps the owners of its rooms waiting.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 import psycopg
-from psycopg import conninfo
+from psycopg import conninfo, sql
 
 from spindel.errors import SchemaError
 
@@ -48,12 +50,16 @@ SET default_transaction_isolation = 'read committed';
 SET default_transaction_read_only = off;
 SET lock_timeout = '{LOCK_SECONDS}s';
 SET idle_in_transaction_session_timeout = '10s';
-SET tcp_keepalives_idle = 10;
-SET tcp_keepalives_interval = 5;
-SET tcp_keepalives_count = 3;
-SET tcp_user_timeout = 25000;
 SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off';
 """
+
+# What the server calls them, and libpq. Over a Unix socket both take them and do nothing.
+_PROBES: Final = (
+    ("tcp_keepalives_idle", "keepalives_idle"),
+    ("tcp_keepalives_interval", "keepalives_interval"),
+    ("tcp_keepalives_count", "keepalives_count"),
+    ("tcp_user_timeout", "tcp_user_timeout"),
+)
 
 _PROBLEMS: Final[dict[str, str]] = {
     "08": "the connection was lost",
@@ -116,7 +122,8 @@ def open_session(address: Address) -> Session:
     """
     session: Session = psycopg.connect(**address.parameters, autocommit=True)  # type: ignore[arg-type]
     try:
-        session.execute(_SETTINGS.encode())
+        probes = (sql.SQL("SET {} = {};").format(sql.SQL(name), address.parameters[ours]) for name, ours in _PROBES)
+        session.execute(sql.Composed([sql.SQL(_SETTINGS), *probes]))
     except BaseException:
         session.close()
         raise
