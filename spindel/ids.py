@@ -40,8 +40,11 @@ WITNESS_NAMESPACE: Final = UUID("f6982a44-27d9-53e2-89e3-4b9a90bcc775")
 _new = object.__new__
 _set = object.__setattr__
 _SAFE: Final = SafeUUID.unknown
+_VERSION_5: Final = 0x5 << 76
 _VERSION_7: Final = 0x7 << 76
 _VARIANT: Final = 0x2 << 62
+# What of a version 5 is the hash's own: neither version nor variant.
+_HASHED_BITS: Final = (1 << 128) - 1 ^ 0xF << 76 ^ 0x3 << 62
 _RANDOM_BITS: Final = 62
 _COUNTER_MAX: Final = 0xFFF
 
@@ -127,11 +130,7 @@ def witness_id(stage: WitnessStage, run_id: UUID) -> UUID:
     digest = _PREFIXES[stage].copy()
     digest.update(str(run_id).encode())
     number = int.from_bytes(digest.digest()[:16], "big")
-    number &= ~(0xF000 << 64)
-    number |= 5 << 76
-    number &= ~(0xC000 << 48)
-    number |= 0x8000 << 48
-    return _uuid_of(number)
+    return _uuid_of(number & _HASHED_BITS | _VERSION_5 | _VARIANT)
 
 
 def witness_text(stage: WitnessStage, run_id: str) -> str:

@@ -116,9 +116,9 @@ class Job(Generic[T]):
             RoomOwnershipLostError, RunAbandonedError: it ended, and nobody may say how.
         """
         check_wait(self._run._entry)
-        await self._owner.done.wait()
+        await self._owner.wait_done()
         self._raise_if_lost()
-        return await self._run.outcome()
+        return await self._run._consume()
 
     async def result(self) -> T:
         """Wait until it is done and give the value.

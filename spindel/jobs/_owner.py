@@ -20,10 +20,11 @@ from spindel.errors import (
     RunAbandonedError,
     StageHeldError,
     StaleRevisionError,
+    WriteUncertainError,
 )
 from spindel.ids import Revision, RunId
-from spindel.jobs._stages import FINISHING, STAGE_NEXT, Stage
-from spindel.jobs._walk import Walk
+from spindel.jobs._stages import Stage
+from spindel.jobs._walk import STEPS, Walk
 from spindel.runs._parking import park, wait_any
 from spindel.runs._states import HoldKind, RoomState
 from spindel.store import JobIdentity
@@ -39,6 +40,7 @@ __all__ = ["HoldLocator", "JobOwner", "Observation", "RecoveryState"]
 
 T = TypeVar("T")
 _BLOCKED_MAX: Final = 20
+_PLAIN: Final = JobIdentity(None, None, None)
 # A lost room is left after its family has come back, and writes and calls nothing; what is stored may be released.
 _OF_A_LOST_ROOM: Final = frozenset({Stage.FAMILY_JOIN, Stage.RELEASE})
 
@@ -102,11 +104,36 @@ class JobOwner:
         job: what makes the Run a Job, for its first row.
         stage: where the walk is.
         hold: what holds the stage; in the room's book until the stage has passed, also while somebody recovers it.
-        done: set when the owner is dropped, however that came.
+        done: set when the owner is dropped, however that came; made by who first waits for it.
         end: None while it lives; then `done`, `lost` or `abandoned`.
         family_vouched: True once the witness of its family's return is stored.
         result_state, scorecard: of an observed Job, once its outcome is decided.
     """
+
+    __slots__ = (
+        "_action",
+        "_attempt",
+        "_changed",
+        "_drop_key",
+        "_resume",
+        "before_finish",
+        "done",
+        "end",
+        "ended_at",
+        "error",
+        "family_vouched",
+        "hold",
+        "job",
+        "key",
+        "observation",
+        "on_settled",
+        "reason",
+        "result_state",
+        "room",
+        "run",
+        "scorecard",
+        "stage",
+    )
 
     def __init__(
         self,
@@ -120,14 +147,14 @@ class JobOwner:
         experiment = None if observation is None else observation.experiment
         self.room = room
         self.key = key
-        self.job = JobIdentity(key, offer, experiment)
+        self.job = _PLAIN if key is None and observation is None else JobIdentity(key, offer, experiment)
         self.before_finish = before_finish
         self.on_settled = on_settled
         self.observation = observation
         self.run: Run[Any] | None = None
         self.stage = Stage.WORK
         self.hold: Hold | None = None
-        self.done = trio.Event()
+        self.done: trio.Event | None = None
         self.end: str | None = None
         self.family_vouched = False
         self.result_state: str | None = None
@@ -136,7 +163,7 @@ class JobOwner:
         self.error: BaseException | None = None
         self.ended_at: int | None = None
         self._drop_key: Callable[[], None] | None = None
-        self._changed = trio.Event()
+        self._changed: trio.Event | None = None
         self._attempt: _Attempt | None = None
         self._resume: Callable[[], None] | None = None
         self._action = "retry"
@@ -165,13 +192,21 @@ class JobOwner:
         walk = Walk(self, finishing)
         end = "lost"
         try:
-            for stage in FINISHING:
-                assert stage in STAGE_NEXT[self.stage], f"no way from {self.stage} to {stage}"
+            for stage, step in STEPS:
                 self.stage = stage
-                if stage is Stage.FAMILY_JOIN and self.blocked_by():
+                if stage is Stage.FAMILY_JOIN:
                     # What was held below while it worked keeps it from now on.
                     self.tell_change()
-                await self._pass(stage, walk)
+                try:
+                    self._raise_if_lost(stage)
+                    waiting = step(walk)
+                    if waiting is not None:
+                        await waiting
+                except BaseException as error:  # noqa: ASYNC103, BLE001  held with its owner; only the operator gets it
+                    await self._hold_until_passed(stage, step, walk, error)  # noqa: ASYNC102  it refuses every abort
+                if self._attempt is not None:
+                    # A join's hold is its launch's, so its recovery ends here, as that of a held stage does.
+                    self._finish_attempt(None)
             self.stage = Stage.DONE
             end = "done"
         except RunAbandonedError:
@@ -187,28 +222,38 @@ class JobOwner:
         if drop_key is not None:
             drop_key()
         self.before_finish = self.on_settled = self.observation = None
-        self.done.set()
+        if self.done is not None:
+            self.done.set()
         self.tell_change()
 
-    async def _pass(self, stage: Stage, walk: Walk) -> None:
-        """Try a stage, and hold it while it fails; an operator says how to go on."""
-        while True:
+    async def _hold_until_passed(
+        self, stage: Stage, step: Callable[[Walk], Awaitable[None] | None], walk: Walk, error: BaseException
+    ) -> None:
+        """Hold a stage that failed, again and again, until an operator's word or a repetition has passed it."""
+        problem: BaseException | None = error
+        while problem is not None:
             try:
-                if self.room.state is RoomState.LOST and stage not in _OF_A_LOST_ROOM:
-                    raise self._lost()  # noqa: TRY301  ends the walk below
-                if self._action == "acknowledge":
-                    await walk.acknowledge(stage)
-                else:
-                    await walk.step(stage)
-            except BaseException as error:  # noqa: ASYNC103, BLE001  held with its owner; only the operator gets it
-                if not isinstance(error, Exception | trio.Cancelled):
-                    self.room.interrupt(error)
-                self._end_if_over(stage, error)
-                await self._hold_stage(stage, error)  # noqa: ASYNC102  it refuses every abort
-            else:
-                self._end_hold(self._action)
-                self._finish_attempt(None)
-                return
+                if isinstance(problem, WriteUncertainError) and await walk.is_stored(stage):
+                    break
+            except BaseException as unread:  # noqa: ASYNC103, BLE001  as below
+                problem = unread
+            if not isinstance(problem, Exception | trio.Cancelled):
+                self.room.interrupt(problem)
+            self._end_if_over(stage, problem)
+            await self._hold_stage(stage, problem)
+            problem = None
+            try:
+                self._raise_if_lost(stage)
+                waiting = walk.acknowledge(stage) if self._action == "acknowledge" else step(walk)
+                if waiting is not None:
+                    await waiting
+            except BaseException as again:  # noqa: ASYNC103, BLE001  held with its owner; only the operator gets it
+                problem = again
+        self._end_hold(self._action)
+
+    def _raise_if_lost(self, stage: Stage) -> None:
+        if self.room.state is RoomState.LOST and stage not in _OF_A_LOST_ROOM:
+            raise self._lost()
 
     def _end_if_over(self, stage: Stage, error: BaseException) -> None:
         """End the owner for an error that leaves nothing to hold.
@@ -282,13 +327,25 @@ class JobOwner:
 
     def tell_change(self) -> None:
         """Wake who waits for "done or held"."""
-        self._changed.set()
-        self._changed = trio.Event()
+        changed, self._changed = self._changed, None
+        if changed is not None:
+            changed.set()
+
+    async def wait_done(self) -> None:
+        """Wait until it is dropped. A checkpoint."""
+        if self.end is not None:
+            await trio.lowlevel.checkpoint()
+            return
+        if self.done is None:
+            self.done = trio.Event()
+        await self.done.wait()
 
     async def wait_done_or_held(self) -> None:
         """Wait until it is done, a stage of it is held, or it waits for something held below it."""
         while self.end is None and self.held_stage() is None and not self.blocked_by():
             # Both are taken now, not when their tasks begin: by then they may have been set, and replaced.
+            if self._changed is None:
+                self._changed = trio.Event()
             await wait_any(self._changed.wait, self.room.holds.changed_at(self.entry).wait)
 
     # -- recovery ---------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["FINISHING", "STAGE_NEXT", "AcknowledgedBy", "Stage"]
+__all__ = ["ACKNOWLEDGED_BY", "STAGE_NEXT", "AcknowledgedBy", "Stage"]
 
 
 class Stage(StrEnum):
@@ -50,17 +50,6 @@ STAGE_NEXT: Final[dict[Stage, frozenset[Stage]]] = {
     _S.RELEASE: frozenset({_S.DONE}),
     _S.DONE: frozenset(),
 }
-
-FINISHING: Final = (
-    _S.FAMILY_JOIN,
-    _S.CORE,
-    _S.CORE_ACK,
-    _S.TERMINAL,
-    _S.ADAPTER,
-    _S.ADAPTER_ACK,
-    _S.RELEASE,
-)
-"""What is walked after the work, in this order; each of them can be held."""
 
 
 class AcknowledgedBy(StrEnum):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
+
+import trio
 
 from spindel.errors import AcknowledgeRefusedError, RunNotFinishedError, WriteUncertainError
 from spindel.ids import WitnessStage, witness_id
 from spindel.jobs._control import call_in
-from spindel.jobs._stages import ACKNOWLEDGED_BY, AcknowledgedBy, Stage
+from spindel.jobs._stages import ACKNOWLEDGED_BY, STAGE_NEXT, AcknowledgedBy, Stage
 from spindel.runs._frontier import enter_run
 from spindel.store import AppendWitnesses, Confirmation, RunStatus
 
@@ -18,31 +21,18 @@ if TYPE_CHECKING:
     from spindel.jobs._owner import JobOwner
     from spindel.runs import Finishing, Outcome
 
-__all__ = ["Walk"]
+__all__ = ["STEPS", "Walk"]
 
 
 class Walk:
     """The stages of one Job over the steps of its Run's end. Frozen writes are made once and sent again as they are."""
 
-    __slots__ = ("_finishing", "_frozen", "_owner", "_steps")
+    __slots__ = ("_finishing", "_frozen", "_owner")
 
     def __init__(self, owner: JobOwner, finishing: Finishing) -> None:
         self._owner = owner
         self._finishing = finishing
         self._frozen: dict[Stage, AppendWitnesses] = {}
-        self._steps: dict[Stage, Callable[[], Awaitable[None]]] = {
-            Stage.FAMILY_JOIN: self._join,
-            Stage.CORE: self._core,
-            Stage.CORE_ACK: self._core_ack,
-            Stage.TERMINAL: self._terminal,
-            Stage.ADAPTER: self._adapter,
-            Stage.ADAPTER_ACK: self._adapter_ack,
-            Stage.RELEASE: self._release,
-        }
-
-    async def step(self, stage: Stage) -> None:
-        """Do what a stage does, once."""
-        await self._steps[stage]()
 
     async def acknowledge(self, stage: Stage) -> None:
         """Accept an operator's attestation, if the stage allows one.
@@ -54,26 +44,37 @@ class Walk:
         if needs is AcknowledgedBy.WORD:
             return
         try:
-            accepted = await self._is_there(stage) if needs is AcknowledgedBy.ROW else self._is_fact(stage)
+            accepted = await self.is_stored(stage) if needs is AcknowledgedBy.ROW else self._is_fact(stage)
         except (WriteUncertainError, RunNotFinishedError):
             accepted = False
         if not accepted:
             raise AcknowledgeRefusedError(f"Job {self._owner.job_id}", stage.value)
         if stage is Stage.FAMILY_JOIN:
             # The family is gone, so this waits for nothing; what follows needs the decision and what comes with it.
-            await self._join()
+            await self.join()
 
     def _is_fact(self, stage: Stage) -> bool:
         return self._finishing.family_returned if stage is Stage.FAMILY_JOIN else self._finishing.lease_released
 
-    async def _is_there(self, stage: Stage) -> bool:
+    async def is_stored(self, stage: Stage) -> bool:
+        """Read a stage's frozen write back; False for one that writes nothing.
+
+        Raises:
+            WriteUncertainError: the reading itself failed.
+            RunNotFinishedError: no attempt was made to store the outcome.
+        """
         if stage is Stage.TERMINAL:
             self._owner.ended_at = self._finishing.ended_at
             return await self._finishing.confirm_outcome() is Confirmation.PRESENT
         mutation = self._frozen.get(stage)
         return mutation is not None and await self._finishing.confirm(mutation) is Confirmation.PRESENT
 
-    async def _join(self) -> None:
+    # -- the stages --------------------------------------------------------------------------------------------------
+    # Each gives what is to be awaited, or None if it has passed: most stages of most Jobs wait for nothing, and then
+    # nothing is made for a wait.
+
+    async def join(self) -> None:
+        """Join the family; then an observed Job's result is decided, too."""
         await self._finishing.join()
         self._observe(self._finishing.outcome)
 
@@ -91,60 +92,78 @@ class Walk:
             owner.scorecard = scorecard if isinstance(scorecard, UUID) else None
         owner.result_state = "unavailable" if owner.scorecard is None else "available"
 
-    async def _core(self) -> None:
-        await self._call(self._owner.before_finish)
+    def core(self) -> Awaitable[None] | None:
+        """Call `before_finish`."""
+        return self._call(self._owner.before_finish)
 
-    async def _core_ack(self) -> None:
+    def core_ack(self) -> Awaitable[None]:
+        """Acknowledge the family's return and the core's cleanup."""
         job_id = self._owner.job_id
         # Without it nothing will ever settle this Job; its cleanup goes on as it would.
         self._owner.family_vouched = vouched = self._finishing.mints_witness
-        await self._append(
+        return self._append(
             Stage.CORE_ACK,
             family=witness_id(WitnessStage.FAMILY_RETURN, job_id) if vouched else None,
             core=witness_id(WitnessStage.CORE_CLEANUP, job_id),
         )
 
-    async def _terminal(self) -> None:
+    async def terminal(self) -> None:
+        """Store the outcome."""
         owner = self._owner
-        try:
-            await self._finishing.store_outcome(
-                family_returned=False, result_state=owner.result_state, scorecard=owner.scorecard
-            )
-        except WriteUncertainError:
-            if await self._finishing.confirm_outcome() is not Confirmation.PRESENT:  # noqa: ASYNC120  not cancellable
-                raise
+        await self._finishing.store_outcome(
+            family_returned=False, result_state=owner.result_state, scorecard=owner.scorecard
+        )
         owner.ended_at = self._finishing.ended_at
 
-    async def _adapter(self) -> None:
-        await self._call(self._owner.on_settled)
+    def adapter(self) -> Awaitable[None] | None:
+        """Call `on_settled`."""
+        return self._call(self._owner.on_settled)
 
-    async def _adapter_ack(self) -> None:
+    def adapter_ack(self) -> Awaitable[None] | None:
+        """Acknowledge the adapter's cleanup."""
         if self._finishing.outcome.status is RunStatus.WAITING:
             # Waiting closes an incarnation's family and settles nothing, so nothing is written to say so.
-            return
-        await self._append(Stage.ADAPTER_ACK, adapter=witness_id(WitnessStage.ADAPTER_CLEANUP, self._owner.job_id))
+            return None
+        return self._append(Stage.ADAPTER_ACK, adapter=witness_id(WitnessStage.ADAPTER_CLEANUP, self._owner.job_id))
 
-    async def _release(self) -> None:
+    def release(self) -> None:
+        """Release the lease."""
         self._finishing.release_lease()
 
-    async def _append(self, stage: Stage, **witnesses: Any) -> None:
-        """Send the stage's frozen write; an uncertain one gets a single reading."""
+    def _append(self, stage: Stage, **witnesses: Any) -> Awaitable[None]:
+        """Send the stage's frozen write."""
         mutation = self._frozen.get(stage)
         if mutation is None:
             room = self._owner.room
             mutation = self._frozen[stage] = AppendWitnesses(
                 room=room.name, epoch=room.epoch, id=self._owner.job_id, at=room.now_micros(), **witnesses
             )
-        try:
-            await self._finishing.append_witnesses(mutation)
-        except WriteUncertainError:
-            if await self._finishing.confirm(mutation) is not Confirmation.PRESENT:  # noqa: ASYNC120  not cancellable
-                raise
+        return self._finishing.append_witnesses(mutation)
 
-    async def _call(self, callback: Callable[[Outcome[Any]], Awaitable[None]] | None) -> None:
+    def _call(self, callback: Callable[[Outcome[Any]], Awaitable[None]] | None) -> Awaitable[None] | None:
         """Call a callback in the control context; an absent one passes."""
-        if callback is None:
-            return
+        return None if callback is None else self._call_shielded(callback)
+
+    async def _call_shielded(self, callback: Callable[[Outcome[Any]], Awaitable[None]]) -> None:
         context = self._owner.room.context.copy()
         context.run(enter_run, self._owner.entry)
-        await call_in(context, callback, self._finishing.outcome)
+        # Every wait of ours refuses to be cancelled; an author's does not.
+        with trio.CancelScope(shield=True):
+            await call_in(context, callback, self._finishing.outcome)
+
+
+STEPS: Final[tuple[tuple[Stage, Callable[[Walk], Awaitable[None] | None]], ...]] = (
+    (Stage.FAMILY_JOIN, Walk.join),
+    (Stage.CORE, Walk.core),
+    (Stage.CORE_ACK, Walk.core_ack),
+    (Stage.TERMINAL, Walk.terminal),
+    (Stage.ADAPTER, Walk.adapter),
+    (Stage.ADAPTER_ACK, Walk.adapter_ack),
+    (Stage.RELEASE, Walk.release),
+)
+"""What is walked after the work, in this order; each of them can be held."""
+
+# The walk goes from one to the next, so the table is looked at once, here, and not for each Job.
+assert all(
+    after in STAGE_NEXT[before] for before, after in pairwise((Stage.WORK, *(stage for stage, _ in STEPS), Stage.DONE))
+)

@@ -56,7 +56,10 @@ _LOG_SECONDS: Final = 60.0
 
 
 class Finisher(Protocol):
-    """What a layer above does instead of steps 1 to 3. It runs in the Run's own task, shielded.
+    """What a layer above does instead of steps 1 to 3, in the Run's own task.
+
+    A cancelled family's scope may lie around that task. No step of `Finishing` can be cancelled; whatever else is
+    awaited is to be shielded. There is no shield around all of it, since that costs as much as a write.
 
     One with an attribute `job`, a `JobIdentity`, makes its Run a Job: the first row says so.
     """
@@ -90,9 +93,7 @@ async def _finish_by(entry: Entry, finisher: Finisher) -> None:
     """Let a layer above walk its stages; whatever comes out of it, the Run ends or is held by name."""
     problem: BaseException | None = None
     try:
-        # Its waits may not refuse an abort as ours do, and a cancelled family's scope lies around this task.
-        with trio.CancelScope(shield=True):
-            await finisher.finish(Finishing(entry))
+        await finisher.finish(Finishing(entry))
     except BaseException as error:  # noqa: ASYNC103, BLE001  kept; the Run's task never raises into its parent's nursery
         problem = error
     if entry.end is not None:

@@ -411,8 +411,7 @@ class Run(Generic[T]):
             RoomOwnershipLostError, RunAbandonedError: as `wait_returned`.
         """
         await self.wait_returned()
-        await self._record_consumption()
-        return cast("Outcome[T]", outcome_of(self._entry))
+        return await self._consume()
 
     async def result(self) -> T:
         """Wait for the end and give the value: `(await run.outcome()).unwrap()`.
@@ -476,8 +475,12 @@ class Run(Generic[T]):
         if entry.end == "abandoned":
             raise RunAbandonedError(entry.run_id)
 
+    async def _consume(self) -> Outcome[T]:
+        """Give the outcome; if another running Run of this room is the one who learns it, as its stored cause."""
+        await self._record_consumption()
+        return cast("Outcome[T]", outcome_of(self._entry))
+
     async def _record_consumption(self) -> None:
-        """Record the cause if another running Run of this room is the one who learns the outcome."""
         entry = self._entry
         consumer = current_entry.get()
         if (
