@@ -59,9 +59,22 @@ async def work(run):
         raise RunWaiting("approval")
     return "value"
 
+async def store_nothing(self, **facts):
+    die()
+
+def release_and_die(self):
+    release(self)
+    die()
+
+release = Finishing.release_lease
+
 async def main():
+    if point == "core acknowledged":
+        Finishing.store_outcome = store_nothing
     if point == "adapter acknowledged":
         Finishing.release_lease = lambda self: die()
+    if point == "released":
+        Finishing.release_lease = release_and_die
     if point.isdigit():
         steps = Steps(int(point))
         trio.lowlevel.add_instrument(steps)
@@ -120,7 +133,7 @@ def facts(report: SettlementReport) -> tuple[WitnessFact, WitnessFact, WitnessFa
     return report.family, report.core, report.adapter, report.settled
 
 
-@pytest.mark.parametrize("point", ["settled", "adapter acknowledged"])
+@pytest.mark.parametrize("point", ["settled", "released", "adapter acknowledged"])
 async def test_killed_with_all_its_evidence_it_is_settled(tmp_path: Path, point: str) -> None:
     """J-38: killed once settled, or after the adapter's witness was stored: settled for every later owner."""
     code, said = run(tmp_path / "jobs.db", point)
@@ -143,6 +156,18 @@ async def test_killed_before_core_is_acknowledged_it_is_an_orphan(tmp_path: Path
     assert (view.status, view.reason, view.settled) == (RunStatus.FAILED, "orphaned", False)
     assert (view.result_state, view.scorecard) == ("unavailable", None)
     assert facts(report) == (WitnessFact.ABSENT, WitnessFact.ABSENT, WitnessFact.ABSENT, False)
+
+
+async def test_killed_before_its_outcome_is_stored_it_keeps_the_evidence_of_its_core(tmp_path: Path) -> None:
+    """J-39: killed with core acknowledged and no outcome: orphaned, unsettled for ever, with the two witnesses it has."""
+    code, said = run(tmp_path / "jobs.db", "core acknowledged")
+    view, report = await reopen(tmp_path / "jobs.db")
+
+    assert code == -signal.SIGKILL
+    assert said == ["work entered", "core entered", "core returns"]
+    assert (view.status, view.reason, view.settled) == (RunStatus.FAILED, "orphaned", False)
+    assert view.result_state == "unavailable"
+    assert facts(report) == (WitnessFact.VALID, WitnessFact.VALID, WitnessFact.ABSENT, False)
 
 
 @pytest.mark.parametrize("point", ["adapter entered", "adapter returns"])
