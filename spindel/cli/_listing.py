@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from spindel.runs import RoomReader
     from spindel.store import RoomRecord, RunRecord
 
-__all__ = ["Listing", "check_room", "local_time", "print_runs"]
+__all__ = ["Listing", "check_room", "local_time", "owes_witnesses", "print_runs", "run_facts", "run_line"]
 
 _PAGE: Final = 100
 # Fences were never executed, and nobody knows whether an orphan's family returned.
@@ -117,9 +117,9 @@ async def _print_list(reader: RoomReader, listing: Listing, status: RunStatus | 
             return False
         count += 1
         if listing.as_json:
-            facts.append(_facts(record))
+            facts.append(run_facts(record))
         else:
-            echo(f"{local_time(record.started_at)}  {record.id}  {_line(record)}")
+            echo(f"{local_time(record.started_at)}  {record.id}  {run_line(record)}")
         return True
 
     await _read_rows(reader, status, take)
@@ -134,8 +134,8 @@ async def _print_tree(reader: RoomReader, listing: Listing) -> None:
     branches: dict[RunId, _Branch] = {}
 
     def take(record: RunRecord) -> bool:
-        line = "" if listing.as_json else _line(record)
-        facts = _facts(record) if listing.as_json else None
+        line = "" if listing.as_json else run_line(record)
+        facts = run_facts(record) if listing.as_json else None
         wanted = listing.status is None or record.status.value == listing.status
         branches[record.id] = _Branch(record.id, record.parent_id, line, record.status.value, facts, wanted)
         return True
@@ -174,7 +174,7 @@ def _grow(branches: dict[RunId, _Branch]) -> list[_Branch]:
     return [root for root in roots if root.wanted]
 
 
-def _line(record: RunRecord) -> str:
+def run_line(record: RunRecord) -> str:
     """Write a Run for people: status, what it is, how long it took, why it ended so."""
     text = click.style(f"{record.status.value:<9}", fg=_COLORS.get(record.status.value))
     text += f" {describe_name(record.kind, record.provenance)}"
@@ -214,7 +214,14 @@ def _owed_witnesses(record: RunRecord) -> tuple[WitnessStage, ...]:
     return tuple(WitnessStage) if record.job_version is not None else (WitnessStage.FAMILY_RETURN,)
 
 
-def _facts(record: RunRecord) -> dict[str, Any]:
+def owes_witnesses(record: RunRecord) -> bool:
+    """Tell whether an end lacks a witness that it should have, and may still get."""
+    there = _witnesses(record)
+    return any(stage.value not in there for stage in _owed_witnesses(record))
+
+
+def run_facts(record: RunRecord) -> dict[str, Any]:
+    """Give what `--json` tells of a Run."""
     name = record.provenance.get("name")
     return {
         "run_id": str(record.id),

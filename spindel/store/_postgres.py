@@ -39,7 +39,7 @@ from spindel.store._served import ReadStoppedError, ServedStore
 from spindel.store._writer import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
     from types import TracebackType
 
     from spindel.clock import WallClock
@@ -54,6 +54,7 @@ __all__ = ["PostgresStore"]
 T = TypeVar("T")
 
 _RENEWAL: Final = Backoff(first_seconds=0.1, longest_seconds=5.0)
+_LOOK_SECONDS: Final = 1.0
 _log: Final = logging.getLogger("spindel.store")
 
 
@@ -181,6 +182,26 @@ class PostgresStore(ServedStore):
             if taken:
                 await run_in_lane(lane, locks.release, name)  # noqa: ASYNC102  as above
 
+    @asynccontextmanager
+    async def watch_room(self, room: str) -> AsyncGenerator[Callable[[], Awaitable[None]]]:
+        """See `ServedStore.watch_room`: one more session listens, and each second it is a second later anyway."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        hints = self._database.make_hints()
+        lane = self._executor.open_lane("store hints")
+
+        async def wait_changed() -> None:
+            with trio.move_on_after(_LOOK_SECONDS):
+                while not await run_in_lane(lane, hints.take, room):
+                    if not await _wait_readable(hints.watched):
+                        await trio.sleep_forever()
+
+        try:
+            await run_in_lane(lane, hints.take, room)
+            yield wait_changed
+        finally:
+            await run_in_lane(lane, hints.close)  # noqa: ASYNC102  no wait in it can be cancelled
+            lane.close()
+
     # -- opening and closing -----------------------------------------------------------------------------------------
 
     async def _close(self) -> None:
@@ -226,15 +247,7 @@ class PostgresStore(ServedStore):
             ended.set()
 
     async def _wait_for_news(self) -> None:
-        try:
-            descriptor = self._database.locks.watched()
-        except UnavailableError:
-            return
-        try:
-            await trio.lowlevel.wait_readable(descriptor)
-        finally:
-            trio.lowlevel.notify_closing(descriptor)
-            os.close(descriptor)
+        await _wait_readable(self._database.locks.watched)
 
     async def _renew(self, lane: Lane) -> bool:
         """Look after all rooms; False if that has to be done again soon."""
@@ -285,6 +298,20 @@ class _Claimed:
     epoch: int
     claim: RoomClaim
     told: bool = False
+
+
+async def _wait_readable(watched: Callable[[], int]) -> bool:
+    """Wait until a session has news; False if there is none to wait for."""
+    try:
+        descriptor = watched()
+    except UnavailableError:
+        return False
+    try:
+        await trio.lowlevel.wait_readable(descriptor)
+    finally:
+        trio.lowlevel.notify_closing(descriptor)
+        os.close(descriptor)
+    return True
 
 
 def _load_database(dsn: str, parts: tuple[StorePart, ...], wall_clock: WallClock) -> Database:

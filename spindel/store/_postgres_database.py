@@ -20,6 +20,7 @@ from spindel.store._migrations import collect_migrations
 from spindel.store._postgres_backend import PostgresBackend
 from spindel.store._postgres_check import CheckedDatabase
 from spindel.store._postgres_connection import open_session, postgres_errors, read_address
+from spindel.store._postgres_hints import RoomHints
 from spindel.store._postgres_ownership import RoomLocks
 from spindel.store._postgres_reads import PostgresReader
 from spindel.store._postgres_schema import bring_forward, recognise_database
@@ -217,6 +218,10 @@ class Database:
                     checked.close()
 
         return check, asked.stop
+
+    def make_hints(self) -> RoomHints:
+        """Give what listens for hints, on a session of its own, which isn't open yet."""
+        return RoomHints(lambda: open_session(self._address))
 
     def close_reader(self) -> None:
         """Give up the reader's session."""

@@ -13,7 +13,8 @@ from spindel.store._records import check_limit
 from spindel.store._rules import check_mutation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from spindel.errors import WriteUncertainError
     from spindel.ids import RunId
@@ -76,6 +77,14 @@ class ServedStore(ABC):
         self, progress: Callable[[int, int], object]
     ) -> tuple[Callable[[], CheckReport], Callable[[], object]]:
         """Give what checks the database, in a lane of its own, and what stops that, from the loop."""
+
+    @abstractmethod
+    def watch_room(self, room: str) -> AbstractAsyncContextManager[Callable[[], Awaitable[None]]]:
+        """Watch a room for the length of a block, also what other processes write to it.
+
+        The value is an async function that returns once the room may have been written to since the block began, or
+        since it last returned. It may return although nothing was, and says nothing about what was: read then.
+        """
 
     @property
     def commits(self) -> int:

@@ -6,7 +6,7 @@ import os
 import threading
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 
 import apsw
 import trio
@@ -27,7 +27,7 @@ from spindel.store._sqlite_reads import RunReader
 from spindel.store._writer import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
     from types import TracebackType
 
     from spindel.clock import WallClock
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["SqliteStore"]
 
 T = TypeVar("T")
+
+_LOOK_SECONDS: Final = 0.05
 
 
 class SqliteStore(ServedStore):
@@ -160,6 +162,19 @@ class SqliteStore(ServedStore):
                 with suppress(WriteRefusedError, WriteUncertainError):
                     await writer.write(LeaveRoom(room=name, epoch=epoch, at=at))  # noqa: ASYNC102  as above
 
+    @asynccontextmanager
+    async def watch_room(self, room: str) -> AsyncGenerator[Callable[[], Awaitable[None]]]:  # noqa: ARG002  a file tells of none in particular
+        """See `ServedStore.watch_room`: a number of the file is asked for, twenty times a second."""
+        seen = await self._read_version()
+
+        async def wait_changed() -> None:
+            nonlocal seen
+            while (found := await self._read_version()) == seen:  # noqa: ASYNC110  a file tells nobody
+                await trio.sleep(_LOOK_SECONDS)
+            seen = found
+
+        yield wait_changed
+
     def _prepare_check(
         self, progress: Callable[[int, int], object]
     ) -> tuple[Callable[[], CheckReport], Callable[[], object]]:
@@ -224,6 +239,11 @@ class SqliteStore(ServedStore):
     def _ask(self, reader: RunReader, question: Callable[[Reader], T]) -> T:
         with schema_errors(self._path):
             return question(reader)
+
+    async def _read_version(self) -> int:
+        reader = self._reader
+        assert reader is not None, "what is watched is open"
+        return await self._read(lambda _: reader.read_version())
 
     async def _read_owner(self, room: str) -> dict[str, Any]:
         """Read who is recorded as owner; empty if that isn't known (yet)."""

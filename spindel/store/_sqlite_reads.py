@@ -75,6 +75,11 @@ class RunReader:
         with suppress(apsw.Error):
             self._connection.close(True)
 
+    def read_version(self) -> int:
+        """Give a number that is another one whenever another connection has committed."""
+        version: int = self._connection.execute("PRAGMA data_version").get
+        return version
+
     def load_run(self, room: str, run_id: RunId) -> RunRecord | None:
         """Read one Run with its causes."""
         row = self._connection.execute(

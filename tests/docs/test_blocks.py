@@ -55,9 +55,17 @@ def run_page(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             assert printed == block.printed, f"the block at {path.name}:{block.line} prints something else"
 
 
+def marks_of(text: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.postgres] if "PostgresCluster" in text else []
+
+
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, id=str(path.relative_to(ROOT))) for path in PAGES if "```python" in path.read_text()],
+    [
+        pytest.param(path, id=str(path.relative_to(ROOT)), marks=marks_of(text))
+        for path in PAGES
+        if "```python" in (text := path.read_text())
+    ],
 )
 def test_blocks_of_the_page_run(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -100,6 +100,11 @@ BEGIN
   EXCEPTION WHEN OTHERS THEN
     verdicts := pg_temp.apply_each(calls);
   END;
+  -- A hint for readers in other processes, one a room: it goes out with the commit, or not at all.
+  IF EXISTS (SELECT 1 FROM unnest(verdicts) AS verdict WHERE verdict.changed) THEN
+    PERFORM pg_notify('spindel', room)
+      FROM (SELECT DISTINCT each->>1 AS room FROM jsonb_array_elements(calls) AS each) AS rooms;
+  END IF;
   RETURN QUERY SELECT * FROM unnest(verdicts);
 END;
 $$;
