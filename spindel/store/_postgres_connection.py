@@ -122,8 +122,9 @@ def open_session(address: Address) -> Session:
     """
     session: Session = psycopg.connect(**address.parameters, autocommit=True)  # type: ignore[arg-type]
     try:
-        probes = (sql.SQL("SET {} = {};").format(sql.SQL(name), address.parameters[ours]) for name, ours in _PROBES)
-        session.execute(sql.Composed([sql.SQL(_SETTINGS), *probes]))
+        setting = sql.SQL("SET {} = {};")
+        probes = [setting.format(sql.Identifier(name), address.parameters[ours]) for name, ours in _PROBES]
+        session.execute(_SETTINGS.encode() + sql.Composed(probes).as_bytes(session))
     except BaseException:
         session.close()
         raise
