@@ -42,7 +42,7 @@ from spindel.errors import (
 )
 from spindel.jobs import start_job
 from spindel.runs import Child, RoomState
-from spindel.store import PostgresStore
+from spindel.store import FinishRun, PostgresStore
 from tests.cli.commands import ENVIRONMENT, ROOT
 from tests.store.postgres import plain_session
 
@@ -88,18 +88,33 @@ class Program:
         """Open the room again whenever it couldn't be opened or was lost."""
         while not self._stopping.is_set():
             incarnation = ""
+            owned: Room | None = None
             try:
                 async with open_room(self._store, name=self._name) as room:
-                    incarnation = str(room.incarnation)
+                    incarnation, owned = str(room.incarnation), room
                     self.say("owns", incarnation, room.epoch)
                     await self._work_in(room)
                 self.say("left", incarnation)
             except RoomOwnershipLostError:
+                if owned is not None:
+                    self.say("late", incarnation, await self._write_late(owned))
                 self.say("lost", incarnation)
             except (RoomInUseError, SchemaError, WriteRefusedError, WriteUncertainError) as problem:
                 self.say("closed out", incarnation, type(problem).__name__)
                 with trio.move_on_after(PAUSE_SECONDS):
                     await self._stopping.wait()
+
+    async def _write_late(self, room: Room) -> str:
+        """Write once more as the owner of a lost room; gives the refusal."""
+        late = FinishRun(
+            room=room.name, epoch=room.epoch, id=room.new_run_id(), status="completed", reason=None, error=None,
+            ended_at=room.now_micros(), family_returned=True,
+        )  # fmt: skip
+        try:
+            await self._store.write(late)
+        except WriteRefusedError as problem:
+            return problem.code
+        return "acknowledged"
 
     async def _work_in(self, room: Room) -> None:
         async with trio.open_nursery() as helpers:

@@ -186,6 +186,7 @@ def test_a_client_that_was_cut_off_comes_back_to_a_lost_room(cable: Cable, tmp_p
 
         assert {key: row for key, row in rows.items() if str(row.incarnation) == incarnation} == taken_over
         assert "running" not in {row.status for row in taken_over.values()}
+        assert {fact.detail for fact in after if fact.what == "late"} == {"not-owner"}
         assert {fact.detail for fact in after if fact.what == "cancelled"} <= {"room-lost"}
         assert (said["lost"], said["left"]) == (0, 1)
         check_database(dsn)
