@@ -137,7 +137,7 @@ FAULTS = (
         ADMISSION,
         "        scope.cancel()\n    run = entry.handle()",
         "        pass\n    run = entry.handle()",
-        "tests/runs/test_admission.py",
+        "tests/runs/test_cancelling.py::test_a_child_whose_row_is_in_flight_starts_cancelled",
     ),
     Fault(
         "the first row is written before it is stored",
@@ -189,14 +189,14 @@ FAULTS = (
         ENTRY,
         "        elif self.callback_exited:",
         "        elif True:",
-        "tests/runs/test_family.py",
+        ("families", 300),
     ),
     Fault(
         "a parent doesn't wait for its family",
         FINISHING,
         "        await entry.family.wait_returned()\n",
         "        pass\n",
-        "tests/runs/test_family_faults.py",
+        "tests/runs/test_pool.py",
     ),
     Fault(
         "the join of a family is skipped",
@@ -233,7 +233,7 @@ FAULTS = (
         OUTCOME,
         "    if cancel_reason is not None:\n        return Decision(RunStatus.CANCELLED, cancel_reason, error)\n",
         "",
-        "tests/runs/test_outcome.py",
+        ("runs", 300),
     ),
     Fault(
         "a plain task's error is lost",

@@ -8,6 +8,8 @@
 | `CallbacksOnce` | a function entered again after it returned, or after it raised without an operator's `retry` |
 | `SettledWithEvidence` | a Run called settled without every piece of evidence, or not for ever |
 | `EveryAdmissionEnds` | an admitted Run without an end, unless it was given up by name |
+| `GivenUpIsUnknown` | an end, or a witness of a return, above what was given up |
+| `NoEndBreaksDown` | an end held at `finisher`: whoever walked it broke its promise not to raise |
 | `AcknowledgedIsKept` | an acknowledged write that isn't in the rows, or a row that nobody wrote |
 | `EventsAreGapless` | an event missing, or told of a Run that hasn't started or has finished |
 | `OutcomesTellTheWork` | an outcome that says something else than what body and plain tasks came to |
@@ -19,7 +21,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 from spindel.ids import WitnessStage, witness_id
-from spindel.observe import RunCancelRequested, RunFinished, RunRecovered, RunStarted
+from spindel.observe import RunCancelRequested, RunFinished, RunHeld, RunRecovered, RunStarted
 from spindel.runs import Presence
 from spindel.runs._states import LeasePhase
 from spindel.store import AdmitRun, AppendWitnesses, FenceAdmission, FinishRun, RecordDisposal, RunStatus
@@ -40,6 +42,8 @@ __all__ = [
     "CallbacksOnce",
     "EventsAreGapless",
     "EveryAdmissionEnds",
+    "GivenUpIsUnknown",
+    "NoEndBreaksDown",
     "NothingOutlivesItsLease",
     "OneOutcome",
     "OutcomesTellTheWork",
@@ -336,6 +340,45 @@ class EveryAdmissionEnds(Invariant):
             above = self._parents.get(above)
 
 
+class GivenUpIsUnknown(Invariant):
+    """Above what an operator gave up nobody says that everything came back: no end is written, no witness."""
+
+    def __init__(self) -> None:
+        self._parents: dict[UUID, UUID | None] = {}
+        self._unknown: set[UUID] = set()
+
+    def issued(self, number: int, mutation: Any) -> None:  # noqa: ARG002  not every rule needs all
+        if isinstance(mutation, AdmitRun | FenceAdmission):
+            admission = mutation.admission if isinstance(mutation, FenceAdmission) else mutation
+            self._parents[admission.id] = admission.parent_id
+        elif isinstance(mutation, FinishRun) or "family" in _witnessed(mutation):
+            self._check(mutation.id)
+
+    def happened(self, room: str, event: RoomEvent) -> None:  # noqa: ARG002  not every rule needs all
+        if isinstance(event, RunStarted):
+            self._parents[event.run_id] = event.parent_id
+        elif isinstance(event, RunFinished):
+            self._check(event.run_id)
+        # A thread that never began is given up to the body that waits for it, and that goes on.
+        elif isinstance(event, RunRecovered) and event.action == "abandon" and event.phase != "native":
+            above = self._parents.get(event.run_id)
+            while above is not None:
+                self._unknown.add(above)
+                above = self._parents.get(above)
+
+    def _check(self, run_id: UUID) -> None:
+        if run_id in self._unknown:
+            self.fail(f"run {run_id} ends, and what was given up below it never came back")
+
+
+class NoEndBreaksDown(Invariant):
+    """What ends a Run doesn't raise: it repeats, or is held where it stands."""
+
+    def happened(self, room: str, event: RoomEvent) -> None:  # noqa: ARG002  not every rule needs all
+        if isinstance(event, RunHeld) and event.phase == "finisher":
+            self.fail(f"the end of run {event.run_id} broke down with {event.code}")
+
+
 class AcknowledgedIsKept(Invariant):
     """What was acknowledged is in the rows, and there is no row that nobody wrote or was left to wonder about."""
 
@@ -420,10 +463,13 @@ class OutcomesTellTheWork(Invariant):
         self._bodies: dict[UUID, str | None] = {}
         self._tasks: defaultdict[UUID, list[str | None]] = defaultdict(list)
         self._asked: set[UUID] = set()
+        self._asked_inside: set[UUID] = set()
 
     def returned(self, run_id: RunId, function: str, error: str | None) -> None:
         if function == "body":
             self._bodies[run_id] = error
+            if run_id in self._asked:
+                self._asked_inside.add(run_id)
         elif function.startswith("task"):
             self._tasks[run_id].append(error)
 
@@ -433,7 +479,11 @@ class OutcomesTellTheWork(Invariant):
         elif isinstance(event, RunFinished) and event.run_id in self._bodies and event.reason != "child-failed":
             run_id = event.run_id
             body, tasks = self._bodies[run_id], self._tasks[run_id]
-            if event.status not in _told_by(body, tasks, run_id in self._asked):
+            possible = _told_by(body, tasks, run_id in self._asked)
+            if run_id in self._asked_inside and body is not None:
+                # It was asked before its body failed, so whatever that raised, it stopped because it was asked.
+                possible -= {"failed"}
+            if event.status not in possible:
                 self.fail(f"run {run_id} is {event.status}; its body came to {body}, its tasks to {tasks}")
 
 
@@ -456,6 +506,8 @@ INVARIANTS: Final[tuple[type[Invariant], ...]] = (
     CallbacksOnce,
     SettledWithEvidence,
     EveryAdmissionEnds,
+    GivenUpIsUnknown,
+    NoEndBreaksDown,
     AcknowledgedIsKept,
     EventsAreGapless,
     OutcomesTellTheWork,

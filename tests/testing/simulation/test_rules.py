@@ -12,7 +12,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from spindel.ids import RunId, WitnessStage, witness_id
-from spindel.observe import RunCancelRequested, RunFinished, RunStarted
+from spindel.observe import RunCancelRequested, RunFinished, RunHeld, RunRecovered, RunStarted
 from spindel.runs import observe_settlement, open_room
 from spindel.runs._states import LeasePhase
 from spindel.store import AdmitRun, AppendWitnesses, FinishRun, MemoryStore, Together
@@ -197,6 +197,32 @@ STORIES: dict[str, tuple[str, Callable[[], Story]]] = {
     "not finished when the room is closed": (
         "EveryAdmissionEnds",
         lambda: Story().start().add(Closed("r", "closed")),
+    ),
+    "an end above what was given up": (
+        "GivenUpIsUnknown",
+        lambda: (
+            Story()
+            .start()
+            .start(CHILD, RUN)
+            .end(CHILD)
+            .tell(RunRecovered, CHILD, "publishing", "abandon")
+            .write(finish())
+        ),
+    ),
+    "failed though it was asked to stop before": (
+        "OutcomesTellTheWork",
+        lambda: (
+            Story()
+            .start()
+            .call("body")
+            .tell(RunCancelRequested, RUN, "x")
+            .leave("body", "ValueError")
+            .end(RUN, "failed")
+        ),
+    ),
+    "an end that broke down": (
+        "NoEndBreaksDown",
+        lambda: Story().start().tell(RunHeld, RUN, "finisher", "Cancelled"),
     ),
     "a gap": ("EventsAreGapless", gap),
     "finished without a start": ("EventsAreGapless", lambda: Story().tell(RunFinished, RUN, "completed", None)),
