@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tests.mutations.faults import Fault
 
 ROOT: Final = Path(__file__).parents[2]
-SECONDS_MAX: Final = 120
+SECONDS_MAX: Final = 75
 FOLDERS: Final = ("spindel", "tests", "docs", "typings")
 FILES: Final = ("pyproject.toml", "README.md")
 
@@ -62,7 +62,7 @@ def break_source(source: str, fault: Fault) -> str:
 def selection_of(by: tuple[str, int] | str) -> list[str]:
     """Give the arguments for Python that run a selection."""
     if isinstance(by, str):
-        return ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", "30", *by.split()]
+        return ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", "15", *by.split()]
     scenario, seeds = by
     return ["-m", "spindel.testing.simulation", "--json", "--scenario", scenario, "--seeds", str(seeds)]
 

@@ -24,7 +24,6 @@ RECOVERY = "spindel/runs/_recovery.py"
 ROOM = "spindel/runs/_room.py"
 SETTLEMENT = "spindel/runs/_settlement.py"
 SQLITE = "spindel/store/_sqlite_backend.py"
-STAGES = "spindel/jobs/_stages.py"
 UNDOING = "spindel/runs/_undoing.py"
 WALK = "spindel/jobs/_walk.py"
 
@@ -137,7 +136,7 @@ FAULTS = (
         ADMISSION,
         "        scope.cancel()\n    run = entry.handle()",
         "        pass\n    run = entry.handle()",
-        "tests/runs/test_cancelling.py::test_a_child_whose_row_is_in_flight_starts_cancelled",
+        "tests/runs/test_admission.py::test_a_reservation_made_before_the_request_is_admitted_and_cancelled",
     ),
     Fault(
         "the first row is written before it is stored",
@@ -263,7 +262,7 @@ FAULTS = (
         PARKING,
         "    await trio.lowlevel.wait_task_rescheduled(refuse_abort)",
         "    await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.SUCCEEDED)",
-        ("families", 200),
+        "tests/runs/test_finishing.py",
     ),
     Fault(
         "a repeated write can be cancelled",
@@ -277,7 +276,7 @@ FAULTS = (
         CANCELLING,
         "            pending.extend(entry.family.leases.values())\n",
         "",
-        "tests/runs/test_cancelling.py",
+        ("families", 300),
     ),
     Fault(
         "a request is told again to those who were asked",
@@ -298,14 +297,14 @@ FAULTS = (
         ROOM,
         "        self.events.emit(RoomFenced, reason)\n        request_cancel(self.family.leases.values(), reason)\n",
         "        self.events.emit(RoomFenced, reason)\n",
-        "tests/runs/test_room.py",
+        ("families", 300),
     ),
     Fault(
         "a lost room goes on",
         ROOM,
         '        request_cancel(self.family.leases.values(), "room-lost")\n',
         "",
-        "tests/runs/test_room.py",
+        "tests/runs/test_room.py::TestLoss::test_a_newer_owner_ends_the_runs_of_the_old_one_without_a_claim",
     ),
     # -- recovery and launches
     Fault(
@@ -338,10 +337,10 @@ FAULTS = (
     ),
     # -- Jobs
     Fault(
-        "a Job's outcome is stored before its core witness",
-        STAGES,
-        "    _S.CORE_ACK,\n    _S.TERMINAL,\n    _S.ADAPTER,\n",
-        "    _S.TERMINAL,\n    _S.CORE_ACK,\n    _S.ADAPTER,\n",
+        "a Job's core cleanup is not acknowledged",
+        WALK,
+        "core=witness_id(WitnessStage.CORE_CLEANUP, job_id)",
+        "core=None",
         ("jobs", 50),
     ),
     Fault(

@@ -19,6 +19,12 @@ plays the schedule again with a trace, made smaller where that was possible.
 """
 
 from spindel.testing.simulation import _jobs, _trees
+from spindel.testing.simulation._durable_rules import (
+    AcknowledgedIsKept,
+    OneOutcome,
+    SettledWithEvidence,
+    WitnessesInOrder,
+)
 from spindel.testing.simulation._engine import Failure, Played
 from spindel.testing.simulation._history import (
     Answered,
@@ -37,25 +43,20 @@ from spindel.testing.simulation._history import (
     Returned,
 )
 from spindel.testing.simulation._invariants import Invariant, InvariantError, check_invariants
-from spindel.testing.simulation._loop import StuckError
-from spindel.testing.simulation._plan import Faults, Part, Plan
-from spindel.testing.simulation._registry import scenario
-from spindel.testing.simulation._rules import (
-    INVARIANTS,
-    AcknowledgedIsKept,
+from spindel.testing.simulation._lifecycle_rules import (
     CallbacksOnce,
     EventsAreGapless,
     EveryAdmissionEnds,
     GivenUpIsUnknown,
     NoEndBreaksDown,
     NothingOutlivesItsLease,
-    OneOutcome,
     OutcomesTellTheWork,
-    SettledWithEvidence,
-    WitnessesInOrder,
-    check_left,
-    check_live,
+    RequestsReachAll,
 )
+from spindel.testing.simulation._loop import StuckError
+from spindel.testing.simulation._plan import Faults, Part, Plan
+from spindel.testing.simulation._registry import scenario
+from spindel.testing.simulation._rules import INVARIANTS, check_left, check_live
 from spindel.testing.simulation._simulate import SimulationError, SimulationReport, simulate
 from spindel.testing.simulation._world import Step, World
 
@@ -92,6 +93,7 @@ __all__ = [
     "Played",
     "Recorded",
     "RecordingStore",
+    "RequestsReachAll",
     "Restarted",
     "Returned",
     "SettledWithEvidence",

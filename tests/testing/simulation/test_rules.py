@@ -12,7 +12,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from spindel.ids import RunId, WitnessStage, witness_id
-from spindel.observe import RunCancelRequested, RunFinished, RunHeld, RunRecovered, RunStarted
+from spindel.observe import RoomFenced, RunCancelRequested, RunFinished, RunHeld, RunRecovered, RunStarted
 from spindel.runs import observe_settlement, open_room
 from spindel.runs._states import LeasePhase
 from spindel.store import AdmitRun, AppendWitnesses, FinishRun, MemoryStore, Together
@@ -223,6 +223,21 @@ STORIES: dict[str, tuple[str, Callable[[], Story]]] = {
     "an end that broke down": (
         "NoEndBreaksDown",
         lambda: Story().start().tell(RunHeld, RUN, "finisher", "Cancelled"),
+    ),
+    "a fence that reaches nobody": (
+        "RequestsReachAll",
+        lambda: Story().start().call("body").tell(RoomFenced, "room-closing").leave("body"),
+    ),
+    "a request that stops at the parent": (
+        "RequestsReachAll",
+        lambda: (
+            Story()
+            .start()
+            .start(CHILD, RUN)
+            .call("body", CHILD)
+            .tell(RunCancelRequested, RUN, "x")
+            .call("task 1", CHILD)
+        ),
     ),
     "a gap": ("EventsAreGapless", gap),
     "finished without a start": ("EventsAreGapless", lambda: Story().tell(RunFinished, RUN, "completed", None)),
