@@ -308,8 +308,8 @@ class ControlRefusedError(RefusedError):
     """The operators' door can't be opened or reached there, or what was asked through it was refused.
 
     Attributes:
-        code: of the door itself `bad-path`, `bad-folder`, `in-use`, `unreachable`, `other-user`, `bad-request`, `busy`
-            or `internal`; else the name of the error that refused, such as `stale-revision`.
+        code: of the door itself `bad-path`, `bad-folder`, `in-use`, `unreachable`, `other-user`, `bad-request`, `busy`,
+            `foreign-room`, `too-long` or `internal`; else the name of the error that refused, such as `stale-revision`.
     """
 
     def __init__(self, code: str, sentence: str) -> None:
@@ -516,17 +516,15 @@ class CauseNotDurableError(UnknownOutcomeError):
 
 
 class ControlLostError(UnknownOutcomeError):
-    """The operators' door closed before it answered; what was asked may have been done.
+    """The operators' door closed before it answered, or answered what nobody here knows; it may have been done.
 
     Attributes:
         path: the socket.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, what: str = "closed before it answered") -> None:
         self.path = path
-        super().__init__(
-            f"{path} closed before it answered, so what was asked may have been done; look before you repeat it"
-        )
+        super().__init__(f"{path} {what}, so what was asked may have been done; look before you repeat it")
 
 
 class PreparationError(OperatorError, AdmissionError):

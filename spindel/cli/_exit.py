@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from enum import IntEnum
 from typing import NoReturn
 
 import click
 
-__all__ = ["CommandError", "ExitCode", "UnknownError", "code_of_signal", "refuse"]
+__all__ = ["CommandError", "ExitCode", "LeftError", "UnknownError", "code_of_signal", "refuse"]
 
 
 class ExitCode(IntEnum):
@@ -38,6 +39,12 @@ class UnknownError(CommandError):
     """As `CommandError`, where nobody can know what became of it."""
 
     exit_code = int(ExitCode.UNKNOWN)
+
+
+class LeftError(CommandError):
+    """Whoever asked a process left before it had answered."""
+
+    exit_code = code_of_signal(signal.SIGINT)
 
 
 def refuse(problem: BaseException, kind: type[CommandError] = CommandError) -> NoReturn:

@@ -119,15 +119,16 @@ def held(control: str | None, db: str | None, room: str, as_json: bool) -> int:
     type=click.File("rb"),
     help="All that spindel held --json listed in it; -: stdin.",
 )
-@click.option("--retry", "action", flag_value="retry", help="Repeat the step: that is safe.")
-@click.option("--acknowledge", "action", flag_value="acknowledge", help="Attest that it has physically happened.")
+@click.option("--retry", is_flag=True, help="Repeat the step: that is safe.")
+@click.option("--acknowledge", is_flag=True, help="Attest that it has physically happened.")
 @_with_place
 def recover(
     run_id: UUID | None,
     stage: str | None,
     revision: UUID | None,
     listed: IO[bytes] | None,
-    action: str | None,
+    retry: bool,
+    acknowledge: bool,
     control: str | None,
     db: str | None,
     room: str,
@@ -137,8 +138,9 @@ def recover(
 
     Exit codes: 0 each step has passed, 2 nothing of ID is held, 3 something is held again, or was refused.
     """
-    if action is None:
+    if retry == acknowledge:
         raise CommandError("say which: --retry repeats the step, --acknowledge attests that it has happened.")
+    action = "retry" if retry else "acknowledge"
     from spindel.cli._operating import recover_held, recover_listed
 
     if listed is not None and run_id is None and stage is None and revision is None:

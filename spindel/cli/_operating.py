@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 import msgspec
 from attrs import frozen
 
-from spindel.cli._exit import CommandError, ExitCode, UnknownError, refuse
+from spindel.cli._exit import CommandError, ExitCode, LeftError, UnknownError, refuse
 from spindel.cli._listing import check_room, local_time
 from spindel.cli._streams import echo, is_lost
 from spindel.cli._text import clip, printable, printable_lines
@@ -72,7 +73,7 @@ async def _process(place: Place) -> AsyncGenerator[ControlClient]:
     """Reach the running process; without one, say why a file is not enough.
 
     Raises:
-        CommandError: it can't be reached, or refused.
+        CommandError: it can't be reached, or refused, or the user left.
     """
     if place.control is None:
         await _refuse_cold(place)
@@ -83,6 +84,10 @@ async def _process(place: Place) -> AsyncGenerator[ControlClient]:
         refuse(problem, CommandError if problem.code in _USAGE_CODES else UnknownError)
     except ControlLostError as problem:
         refuse(problem, UnknownError)
+    except KeyboardInterrupt as interrupt:
+        raise LeftError(
+            f"interrupted: what {printable(place.control)} was asked for is not called back; look before you repeat it"
+        ) from interrupt
 
 
 @asynccontextmanager
@@ -245,7 +250,10 @@ def _job_line(job: JobFacts) -> str:
     """Write a Job for people: when, which, what the row says, and how far its cleanup is."""
     text = _job_words(job)
     if job.cleanup_stage is not None:
-        return f"{text}  held at {job.cleanup_stage.value}"
+        text = f"{text}  held at {job.cleanup_stage.value}"
+        if job.blocked_by:
+            text += f" by {job.blocked_by[0]}"
+        return f"{text} and more" if len(job.blocked_by) > 1 else text
     if job.stage not in (None, Stage.DONE):
         return f"{text}  at {job.stage.value}"
     return f"{text}  {'settled' if job.settled else 'not known to be settled'}"
@@ -270,7 +278,7 @@ async def print_held(place: Place) -> int:
             if hold.what != "finisher":
                 echo(
                     f"  spindel recover {hold.run_id} --stage {hold.stage} --revision {hold.revision} "
-                    f"--control {printable(place.control)} --retry"
+                    f"--control {quote(printable(place.control))} --retry"
                 )
         if held.omitted:
             echo(f"… and {held.omitted:,} more")

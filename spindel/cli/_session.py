@@ -9,6 +9,7 @@ import signal
 import sys
 from collections import Counter
 from contextlib import nullcontext, suppress
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import trio
@@ -196,7 +197,7 @@ class Session:
                 self._display.say(f"held: {describe_held(obligation)}")
             control = self._request.control
             self._display.say(
-                "  recover it: spindel held --control " + printable(control)
+                "  recover it: spindel held --control " + quote(printable(control))
                 if control is not None
                 else "  it can only be given up, by a second signal: without --control nobody can reach it"
             )

@@ -159,8 +159,7 @@ class ControlClient:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise self._foreign(error) from error
 
-    def _foreign(self, error: Exception) -> ControlRefusedError:
-        return ControlRefusedError(
-            "bad-request",
-            f"{self._path} answered what this version doesn't know ({type(error).__name__}); use the same version",
+    def _foreign(self, error: Exception) -> ControlLostError:
+        return ControlLostError(
+            self._path, f"answered what this version of spindel doesn't know ({type(error).__name__})"
         )

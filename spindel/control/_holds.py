@@ -8,7 +8,6 @@ from spindel.control._wire import Held, HeldFacts, Recovered
 from spindel.errors import (
     AcknowledgeRefusedError,
     ControlRefusedError,
-    ForeignRoomError,
     NotHeldError,
     StaleRevisionError,
 )
@@ -98,7 +97,9 @@ async def _explain_absence(room: Room, run_id: RunId) -> None:
     """Say why there is nothing to act on."""
     entry = room.find_entry(run_id)
     if entry is None and await room.load(run_id) is None:
-        raise ForeignRoomError(room.name, f"a hold of run {run_id}")
+        raise ControlRefusedError(
+            "foreign-room", f"room {room.name!r} has no run {run_id}; ask the process that has it"
+        )
     if room.holds.of_run(run_id):
         raise StaleRevisionError(f"run {run_id}")
     raise NotHeldError(f"run {run_id}")

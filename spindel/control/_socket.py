@@ -56,7 +56,8 @@ def check_path(path: str) -> None:
     if not 1 <= length <= _PATH_BYTES_MAX or "\0" in path:
         raise ControlRefusedError(
             "bad-path",
-            f"{path!r} has {length} bytes; the path of a Unix socket has 1 to {_PATH_BYTES_MAX}, so name a shorter one",
+            f"{path!r} has {length} bytes; the path of a Unix socket has 1 to {_PATH_BYTES_MAX}, none of them 0: name "
+            "another one",
         )
 
 

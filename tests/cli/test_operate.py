@@ -144,7 +144,9 @@ def test_a_file_is_read_and_refuses_to_act(spindel: CommandLine, held: Command) 
         (["held", "--control", "absent"], 3, "absent can't be reached"),
         (["held", "--control", "x" * 200], 2, "has 200 bytes"),
         (["held", "--control", "x", "--db", "y"], 2, "give one of them"),
+        (["held", "--control", ""], 2, "has 0 bytes"),
         (["recover", "x", "--stage", "core", "--revision", "y", "--retry"], 2, "'y' is not a valid UUID"),
+        (["job", "wait", "x", "--control", "door"], 2, "'x' is not a valid UUID"),
     ],
 )
 def test_what_can_not_be_asked_is_one_sentence(
@@ -246,9 +248,64 @@ def test_what_to_recover_must_be_named_in_one_way(spindel: CommandLine, argument
     assert "Traceback" not in done.err
 
 
-def test_recovering_needs_to_be_told_how(spindel: CommandLine) -> None:
+FAMILY = """
+import os
+import trio
+from spindel.jobs import start_job
+
+async def nothing(run):
+    pass
+
+async def retire(outcome):
+    if not os.path.exists("gate"):
+        raise OSError("a secret of the adapter")
+    print("retiring", flush=True)
+    await trio.to_thread.run_sync(open, "gate")
+
+async def main(run):
+    for number in range(2):
+        await start_job(run, nothing, kind=f"child-{number}", on_settled=retire)
+"""
+
+
+def test_whoever_is_interrupted_while_it_asks_is_told_that_it_goes_on(spindel: CommandLine) -> None:
+    """Also: a Job that waits for what is held below it names that, and a path in a command to copy is quoted."""
+    (spindel.folder / "family.py").write_text(FAMILY)
+    command = spindel.start("run", "--control", "the door", "family.py:main")
+    command.err.wait_line("  recover it: spindel held --control 'the door'")
+    command.err.wait_line("  recover it: spindel held --control 'the door'")
+    listed = spindel("jobs", "--control", "the door")
+    told = spindel("held", "--control", "the door")
+    foreign = spindel(
+        *["recover", "00000000-0000-0000-0000-000000000007", "--stage", "core"],
+        *["--revision", "00000000-0000-0000-0000-000000000007", "--control", "the door", "--retry"],
+    )
+    first, second = spindel("held", "--json", "--control", "the door").value["held"]
+    os.mkfifo(spindel.folder / "gate")
+    place = ("--stage", "adapter", "--control", "the door")
+    asking = spindel.start("recover", first["run_id"], "--revision", first["revision"], *place, "--retry")
+    command.out.wait_line("retiring")
+    asking.process.send_signal(signal.SIGINT)
+    left = asking.finish()
+    given_up = spindel("abandon", "--control", "the door", "--json")
+    with (spindel.folder / "gate").open("w"):
+        ended = command.finish()
+
+    held_line = f"held at family-join by {first['run_id']} and more\n"
+    assert held_line in listed.out
+    assert "--control 'the door' --retry" in told.out
+    assert foreign.code == 2
+    assert "has no run 00000000-0000-0000-0000-000000000007" in foreign.err
+    assert (left.code, left.out) == (130, "")
+    assert "is not called back" in left.err
+    assert [hold["run_id"] for hold in given_up.value["held"]] == [second["run_id"]]
+    assert ended.code == 3
+
+
+@pytest.mark.parametrize("how", [[], ["--retry", "--acknowledge"]])
+def test_recovering_needs_to_be_told_how(spindel: CommandLine, how: list[str]) -> None:
     some = "00000000-0000-0000-0000-000000000007"
-    done = spindel("recover", some, "--stage", "core", "--revision", some, "--control", "door")
+    done = spindel("recover", some, "--stage", "core", "--revision", some, "--control", "door", *how)
 
     assert done.code == 2
     assert "--retry repeats the step" in done.err

@@ -403,6 +403,20 @@ async def test_too_many_clients_are_told_so(path: Path) -> None:
     assert caught.value.code == "busy"
 
 
+async def test_an_answer_that_nobody_knows_leaves_it_unknown(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.fspath(path))
+        listener.listen()
+        for answer in (b"HTTP/1.1 400 Bad Request\r\n", b'{"answer": {"another": 1}, "problem": null}\n', b"\xff\n"):
+            async with open_client(path) as client:
+                accepted, _ = listener.accept()
+                accepted.sendall(answer)
+
+                with pytest.raises(ControlLostError, match="may have been done"):
+                    await client.abandon()
+                accepted.close()
+
+
 async def test_a_connection_that_ends_before_the_answer_leaves_it_unknown(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(os.fspath(path))
