@@ -346,16 +346,16 @@ FAULTS = (
     Fault(
         "an uncertain witness is taken for stored",
         WALK,
-        "            if await self._finishing.confirm(mutation) is not Confirmation.PRESENT:",
-        "            if await self._finishing.confirm(mutation) is Confirmation.CONFLICT:",
+        "await self._finishing.confirm(mutation) is Confirmation.PRESENT",
+        "await self._finishing.confirm(mutation) is not Confirmation.CONFLICT",
         ("jobs", 300),
         quick=True,
     ),
     Fault(
         "an uncertain outcome of a Job is taken for stored",
         WALK,
-        "            if await self._finishing.confirm_outcome() is not Confirmation.PRESENT:",
-        "            if await self._finishing.confirm_outcome() is Confirmation.CONFLICT:",
+        "await self._finishing.confirm_outcome() is Confirmation.PRESENT",
+        "await self._finishing.confirm_outcome() is not Confirmation.CONFLICT",
         ("jobs", 300),
     ),
     Fault(
