@@ -11,8 +11,8 @@ from spindel.errors import DurableRoomRequiredError, InvalidRecordError, JobNotF
 from spindel.jobs._job import JobView, ResultState, view_of_owner
 from spindel.jobs._owner import JobOwner
 from spindel.runs import Room, RoomReader
-from spindel.runs import observe_settlement as _observe_run
 from spindel.runs._frontier import check_wait, held_frontier
+from spindel.runs._settlement import is_settled, read_settlement
 from spindel.store import RunCursor, RunQuery, RunStatus, check_limit
 
 if TYPE_CHECKING:
@@ -63,11 +63,9 @@ async def get_job(room: Room | RoomReader, job_id: RunId, *, wait_seconds: float
             with trio.move_on_after(min(wait_seconds, WAIT_SECONDS_MAX)):
                 await owner.wait_done_or_held()
         return view_of_owner(owner, owner.run, admission.started_at)
-    store = room.store
-    row = None if store is None else await store.load_run(room.name, job_id)
-    if row is None or row.job_version is None:
-        return None
-    return _view_of_row(row, settled=(await _observe_run(room, job_id)).settled)
+    # Its owner has gone already, so this row is the last.
+    row = None if room.store is None else await room.store.load_run(room.name, job_id)
+    return None if row is None or row.job_version is None else _view_of_row(room, row)
 
 
 async def cancel_job(room: Room, job_id: RunId, *, wait_seconds: float = 0) -> JobView | None:
@@ -106,12 +104,18 @@ async def list_jobs(
     query = RunQuery(room=room.name, status=status, parent=parent, before=before, jobs=True, limit=limit)
     page = await store.list_runs(query)
     views: list[JobView] = []
-    for row in page.runs:
+    ended: list[tuple[int, RunId]] = []
+    # In one turn, so that the page shows the Jobs of one moment.
+    for place, row in enumerate(page.runs):
         owner = owner_of(room, row.id) if isinstance(room, Room) else None
         if owner is not None and owner.run is not None:
             views.append(view_of_owner(owner, owner.run, row.started_at))
         else:
-            views.append(_view_of_row(row, settled=(await _observe_run(room, row.id)).settled))
+            views.append(_view_of_row(room, row))
+            if isinstance(room, Room) and row.incarnation == room.incarnation and _may_have_ended(row):
+                ended.append((place, row.id))
+    for place, job_id in ended:
+        views[place] = await get_job(room, job_id) or views[place]
     return JobPage(tuple(views), page.next)
 
 
@@ -123,11 +127,10 @@ async def observe_settlement(room: Room | RoomReader, job_id: RunId) -> Settleme
     Raises:
         JobNotFoundError: the room has no Job of that id.
     """
-    store = room.store
-    row = None if store is None else await store.load_run(room.name, job_id)
+    row, report = await read_settlement(room, job_id)
     if row is None or row.job_version is None:
         raise JobNotFoundError(room.name, job_id)
-    return await _observe_run(room, job_id)
+    return report
 
 
 def _check_wait(owner: JobOwner | None, wait_seconds: float) -> None:
@@ -141,7 +144,12 @@ def _check_wait(owner: JobOwner | None, wait_seconds: float) -> None:
         check_wait(owner.entry)
 
 
-def _view_of_row(row: RunRecord, *, settled: bool) -> JobView:
+def _may_have_ended(row: RunRecord) -> bool:
+    """Tell whether a row lacks what its Job, which has no owner any more, may have stored since it was read."""
+    return row.status is RunStatus.RUNNING or (row.status.terminal and row.job_adapter_cleanup_ack is None)
+
+
+def _view_of_row(room: Room | RoomReader, row: RunRecord) -> JobView:
     return JobView(
         id=row.id,
         room=row.room,
@@ -156,7 +164,7 @@ def _view_of_row(row: RunRecord, *, settled: bool) -> JobView:
         ended_at=row.ended_at,
         cancel_requested=row.status is RunStatus.CANCELLED,
         stage=None,
-        settled=settled,
+        settled=is_settled(room, row),
         cleanup_required=False,
         cleanup_stage=None,
         blocked_by=(),

@@ -191,8 +191,10 @@ async def _admit_claimed(
         claim.job = await _admit(room, parent, owner, fn, args, options, drop_key)
     except AdmissionUncertainError as error:
         claim.uncertain = error
-        # A held lease keeps the key until its fence; a root start was fenced already, or is named by the room.
+        # A held lease keeps the key until its fence; a root start has none, and nothing more will come of it.
         claim.entry = None if parent is None else room.find_entry(error.run_id)
+        if claim.is_over:
+            drop_key()
         raise
     except BaseException:
         drop_key()

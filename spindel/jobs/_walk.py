@@ -17,6 +17,7 @@ from spindel.store import AppendWitnesses, Confirmation, RunStatus
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from contextvars import Context
 
     from spindel.jobs._owner import JobOwner
     from spindel.runs import Finishing, Outcome
@@ -86,7 +87,8 @@ class Walk:
             return
         if outcome.status is RunStatus.COMPLETED:
             try:
-                scorecard = owner.observation.result_of(outcome)
+                # Like all that comes after the work, not in what the work ran in.
+                scorecard = self._context().run(owner.observation.result_of, outcome)
             except Exception:  # noqa: BLE001  an unreadable result is an unavailable one, whatever made it so
                 scorecard = None
             owner.scorecard = scorecard if isinstance(scorecard, UUID) else None
@@ -145,11 +147,15 @@ class Walk:
         return None if callback is None else self._call_shielded(callback)
 
     async def _call_shielded(self, callback: Callable[[Outcome[Any]], Awaitable[None]]) -> None:
-        context = self._owner.room.context.copy()
-        context.run(enter_run, self._owner.entry)
         # Every wait of ours refuses to be cancelled; an author's does not.
         with trio.CancelScope(shield=True):
-            await call_in(context, callback, self._finishing.outcome)
+            await call_in(self._context(), callback, self._finishing.outcome)
+
+    def _context(self) -> Context:
+        """Give a control context, for code of an author's."""
+        context = self._owner.room.context.copy()
+        context.run(enter_run, self._owner.entry)
+        return context
 
 
 STEPS: Final[tuple[tuple[Stage, Callable[[Walk], Awaitable[None] | None]], ...]] = (

@@ -41,9 +41,11 @@ __all__ = [
     "SettlementReport",
     "TerminalOutcome",
     "WitnessFact",
+    "is_settled",
     "launch_facts",
     "lease_facts",
     "observe_settlement",
+    "read_settlement",
 ]
 
 Evidence = Literal["durable", "memory", "none"]
@@ -167,9 +169,14 @@ async def observe_settlement(room: Room | RoomReader, run_id: RunId) -> Settleme
 
     Cancellation: a checkpoint.
     """
+    return (await read_settlement(room, run_id))[1]
+
+
+async def read_settlement(room: Room | RoomReader, run_id: RunId) -> tuple[RunRecord | None, SettlementReport]:
+    """As `observe_settlement`, with the row that it was observed from."""
     if room.store is None:
         await trio.lowlevel.checkpoint()
-        return _report(room.name, None, run_id, None, _live(room, run_id))
+        return None, _report(room.name, None, run_id, None, _live(room, run_id))
     readings = 0
     before = _live(room, run_id)
     while True:
@@ -179,8 +186,16 @@ async def observe_settlement(room: Room | RoomReader, run_id: RunId) -> Settleme
         if after == before or (
             readings >= _READINGS_MAX and (after.lease, after.owner) == (before.lease, before.owner)
         ):
-            return _report(room.name, room.store, run_id, row, after)
+            return row, _report(room.name, room.store, run_id, row, after)
         before = after
+
+
+def is_settled(room: Room | RoomReader, row: RunRecord) -> bool:
+    """Tell whether a Run is settled, by a row that was just read.
+
+    Nothing more is read: evidence in a row stays, and a lease or owner that is absent afterwards stays so.
+    """
+    return _report(room.name, room.store, row.id, row, _live(room, row.id)).settled
 
 
 def _report(room: str, store: Store | None, run_id: RunId, row: RunRecord | None, live: _Live) -> SettlementReport:

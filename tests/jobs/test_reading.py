@@ -9,18 +9,19 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from spindel.errors import InvalidRecordError, WaitRefusedError
-from spindel.jobs import Job, JobView, Stage, cancel_job, get_job, list_jobs, start_job
+from spindel.jobs import Job, JobView, Stage, cancel_job, get_job, list_jobs, observe_settlement, start_job
 from spindel.operator import recover, recovery_state
 from spindel.runs import open_reader, open_room
 from spindel.runs._frontier import frontier
 from spindel.store import RunStatus
 from spindel.testing.clocks import ManualWallClock
+from spindel.testing.faults import FaultyStore
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from spindel.runs import Outcome, Room, Run
-    from spindel.store import RunCursor, Store
+    from spindel.store import RunCursor, RunPage, RunQuery, Store
 
 
 async def give(_: Run[str]) -> str:
@@ -176,6 +177,66 @@ async def test_pages_are_newest_first_and_filtered_first(store: Store) -> None:
     assert {view.parent_id for view in below} == {top.id}
     assert len(below) == 5
     assert (first.id, first.stage) == (live.id, Stage.WORK)
+
+
+async def test_a_page_is_one_query_and_an_observation_one_reading(
+    faulty: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """J-44: a page of finished Jobs is read in one query; one Job, and what is proved about it, in one reading each."""
+    asked: list[str] = []
+
+    def note(name: str) -> None:
+        inner = getattr(faulty, name)
+
+        async def noted(*args: Any) -> Any:
+            asked.append(name)
+            return await inner(*args)
+
+        monkeypatch.setattr(faulty, name, noted)
+
+    async with open_room(faulty, name="main") as room:
+        jobs = [await start_job(room, give) for _ in range(3)]
+        for job in jobs:
+            await job.outcome()
+        note("load_run")
+        note("list_runs")
+        page = await list_jobs(room)
+        view = await get_job(room, jobs[0].id)
+        report = await observe_settlement(room, jobs[0].id)
+        monkeypatch.undo()
+
+    assert asked == ["list_runs", "load_run", "load_run"]
+    assert [view.settled for view in page.jobs] == [True, True, True]
+    assert view is not None
+    assert (view.settled, report.settled) == (True, True)
+
+
+@pytest.mark.parametrize("when", ["running", "completed"])
+async def test_a_job_that_ends_while_its_page_is_read_is_shown_as_it_ended(
+    faulty: FaultyStore, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """J-44: a row that was read before its Job ended doesn't stand for it once its owner has gone."""
+    go_on = trio.Event()
+    list_runs = faulty.list_runs
+
+    async def wait(_: object) -> None:
+        await go_on.wait()
+
+    async def late(query: RunQuery) -> RunPage:
+        page = await list_runs(query)
+        assert [row.status.value for row in page.runs] == [when]
+        go_on.set()
+        await job.outcome()
+        return page
+
+    async with open_room(faulty, name="main") as room:
+        job: Job[Any] = await start_job(room, give, **{"before_finish" if when == "running" else "on_settled": wait})  # type: ignore[arg-type]
+        await wait_all_tasks_blocked()
+        monkeypatch.setattr(faulty, "list_runs", late)
+        (view,) = (await list_jobs(room)).jobs
+        monkeypatch.undo()
+
+    assert (view.status, view.settled, view.stage) == (RunStatus.COMPLETED, True, None)
 
 
 def waits_for(room: Room, job: Job[Any]) -> dict[str, Callable[[], Awaitable[object]]]:

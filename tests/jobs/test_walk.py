@@ -403,14 +403,26 @@ class TestContexts:
         async def on_settled(_: Outcome[Any]) -> None:
             await look("adapter")
 
+        def result_of(_: Outcome[Any]) -> None:
+            run = current_run()
+            seen["result"] = (place.get(), None if run is None else run.id)
+
         async with open_room(faulty, name="main") as room:
             place.reset(token)
             context = contextvars.copy_context()
             context.run(place.set, "given")
-            job = await start_job(room, work, before_finish=before_finish, on_settled=on_settled, context=context)
+            job = await start_job(
+                room,
+                work,
+                before_finish=before_finish,
+                on_settled=on_settled,
+                observation=Observation(OFFER, EXPERIMENT, result_of),
+                context=context,
+            )
             await job.outcome()
 
         assert seen == {
+            "result": ("control", job.id),
             "work": ("given", job.id),
             "core": ("control", job.id),
             "task of core": ("changed by core", job.id),
