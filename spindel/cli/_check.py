@@ -21,4 +21,4 @@ def check(db: str | None, as_json: bool) -> int:
 
     from spindel.cli._checking import print_check
 
-    return trio.run(print_check, db or "spindel.db", as_json)
+    return trio.run(print_check, "spindel.db" if db is None else db, as_json)

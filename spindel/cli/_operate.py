@@ -40,7 +40,7 @@ def _operate(
 
     from spindel.cli._operating import Place
 
-    return trio.run(action, Place(control, db or "spindel.db", room, as_json), *args)
+    return trio.run(action, Place(control, "spindel.db" if db is None else db, room, as_json), *args)
 
 
 @click.command(short_help="List the Jobs of a room.")
