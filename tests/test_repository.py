@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FRAGMENTS = [path for path in (ROOT / "changelog.d").iterdir() if path.name != "README.md"]
 PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "tests" / "README.md"]
-BY_NEED = {"agreement", "benchmarks", "crash", "docs", "typing"}
+BY_NEED = {"agreement", "benchmarks", "crash", "docs", "mutations", "typing"}
 
 
 @pytest.mark.parametrize("path", FRAGMENTS, ids=lambda path: path.name)

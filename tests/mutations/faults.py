@@ -361,8 +361,9 @@ FAULTS = (
     Fault(
         "a callback that failed passes",
         WALK,
-        "        await call_in(context, callback, self._finishing.outcome)",
-        "        try:\n            await call_in(context, callback, self._finishing.outcome)\n        except Exception:\n            pass",
+        "            await call_in(self._context(), callback, self._finishing.outcome)\n",
+        "            try:\n                await call_in(self._context(), callback, self._finishing.outcome)\n"
+        "            except Exception:\n                pass\n",
         ("jobs", 50),
     ),
     Fault(

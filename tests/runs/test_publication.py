@@ -391,14 +391,17 @@ async def test_only_a_publication_can_be_acknowledged(store: Store) -> None:
 # -- limiters --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["inline", "thread"])
-def any_store(request: pytest.FixtureRequest) -> Store:
-    opened: Store = request.getfixturevalue("store" if request.param == "inline" else "threaded")
-    return opened
-
-
-async def test_a_parent_publishes_after_its_family_while_trios_limiter_is_exhausted(any_store: Store) -> None:
+async def test_a_parent_publishes_after_its_family_while_trios_limiter_is_exhausted(store: Store) -> None:
     """R-48: joins, publications and terminal writes need none of Trio's own threads."""
+    await publish_with_every_thread_of_trios_taken(store)
+
+
+async def test_a_store_that_writes_in_a_thread_of_its_own_needs_none_of_trios(threaded: Store) -> None:
+    """R-48: nor does the writer."""
+    await publish_with_every_thread_of_trios_taken(threaded)
+
+
+async def publish_with_every_thread_of_trios_taken(store: Store) -> None:
     limiter = trio.to_thread.current_default_thread_limiter()
     published: list[str] = []
 
@@ -413,7 +416,7 @@ async def test_a_parent_publishes_after_its_family_while_trios_limiter_is_exhaus
     for borrower in borrowers:
         limiter.acquire_on_behalf_of_nowait(borrower)
     try:
-        async with open_room(any_store, name="r") as room:
+        async with open_room(store, name="r") as room:
             run = await room.start(parent, publish=publish)
             await run.wait_returned()
     finally:
