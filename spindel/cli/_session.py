@@ -184,17 +184,17 @@ class Session:
 
     async def _tell_holds(self, room: Room) -> None:
         """Say what an operator can do about each new hold; what is held at all, `spindel held` tells."""
-        told: frozenset[HeldObligation] = frozenset()
+        told = 0
         while True:
             changed = room.holds.changed
-            held = room.held()
-            fresh = [obligation for obligation in held if obligation not in told]
-            told = frozenset(held)
+            # Not what takes another form after a recovery that failed: whoever tried that was told.
+            fresh = room.holds.after(told)
             if not fresh:
                 await changed.wait()
                 continue
-            for obligation in fresh:
-                self._display.say(f"held: {describe_held(obligation)}")
+            told = fresh[-1].number
+            for hold in fresh:
+                self._display.say(f"held: {describe_held(hold.facts())}")
             control = self._request.control
             self._display.say(
                 "  recover it: spindel held --control " + quote(printable(control))

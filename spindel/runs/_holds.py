@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from itertools import chain
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
@@ -73,6 +73,7 @@ class Hold:
         retry: repeats the step, without ending the hold; None if it can't be repeated so.
         acknowledgeable: True if an operator may attest the step instead.
         claimed: True while somebody recovers it.
+        number: counts the holds of a room.
     """
 
     entry: Entry
@@ -87,6 +88,7 @@ class Hold:
     retry: Callable[[], Awaitable[None]] | None = None
     acknowledgeable: bool = False
     claimed: bool = False
+    number: int = 0
 
     @property
     def phase(self) -> str:
@@ -106,11 +108,12 @@ class Holds:
     when that changes are looked up, never searched for, and a change wakes only those whom it concerns.
     """
 
-    __slots__ = ("_below", "_changed", "_changed_at", "_holds", "_of", "_room")
+    __slots__ = ("_below", "_changed", "_changed_at", "_count", "_holds", "_of", "_room")
 
     def __init__(self, room: Room) -> None:
         self._room = room
         self._changed = trio.Event()
+        self._count = 0
         # In the order in which they came; a dict, since any of very many may end first.
         self._holds: dict[int, Hold] = {}
         self._of: dict[int, dict[int, Hold]] = {}
@@ -129,8 +132,9 @@ class Holds:
         **options: Any,
     ) -> Hold:
         """Name something as held until an operator resolves it; the options are those of `Hold`."""
+        self._count += 1
         revision, since = Revision(self._room.next_uuid()), self._room.now_micros()
-        hold = Hold(entry, kind, phase, code_of(error), since, error, resolve, revision, **options)
+        hold = Hold(entry, kind, phase, code_of(error), since, error, resolve, revision, number=self._count, **options)
         self._holds[id(hold)] = hold
         self._of.setdefault(entry.key, {})[id(hold)] = hold
         for key in _keys_above(entry):
@@ -193,6 +197,10 @@ class Holds:
     def present(self) -> tuple[Hold, ...]:
         """Give all of them, for the operators' door."""
         return tuple(self._holds.values())
+
+    def after(self, number: int) -> tuple[Hold, ...]:
+        """Give those that came after the one of that number, without a look at the others."""
+        return tuple(takewhile(lambda hold: hold.number > number, reversed(self._holds.values())))[::-1]
 
     def facts(self) -> tuple[HeldObligation, ...]:
         """Tell all of them as facts."""

@@ -369,3 +369,25 @@ async def test_what_was_given_up_is_named_by_nobody_any_more(faulty: FaultyStore
 
 def asked_for(hold: Hold) -> RecoverHeld:
     return RecoverHeld(run_id=hold.entry.run_id, stage=hold.phase, revision=hold.revision, action="retry")
+
+
+async def test_new_holds_are_told_apart_from_those_that_came_before(faulty: FaultyStore) -> None:
+    """J-31: what came after a given hold is found, whichever of the earlier ones have ended or have changed."""
+    adapter = Adapter(core_errors=[ValueError(f"{number}") for number in range(5)])
+    async with open_main(faulty) as room:
+        jobs: list[Job[Any]] = []
+        for _ in range(3):
+            jobs.append(await adapter.start(room, give))
+            await wait_held(jobs[-1])
+        first, second, third = room.holds.after(0)
+        with pytest.raises(StageHeldError):
+            await recover_now(room, jobs[0], "retry")
+        await recover_now(room, jobs[1], "acknowledge")
+        later = room.holds.after(second.number)
+        everything = room.holds.after(0)
+        for job in (jobs[0], jobs[2]):
+            await recover_now(room, job, "acknowledge")
+
+        assert later == (third,)
+        assert everything == (first, third)
+        assert room.holds.after(third.number) == ()
