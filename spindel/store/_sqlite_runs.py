@@ -90,9 +90,13 @@ INSERT INTO run_causes (run_id, cause_id)
 SELECT ?1, value FROM json_each(?2)
 WHERE NOT EXISTS (SELECT 1 FROM run_causes AS known WHERE known.run_id = ?1 AND known.cause_id = value)"""
 
+# Of another room's Run all are missing: whoever doesn't own it isn't told what it has.
 _CAUSES_MISSING: Final = """\
 SELECT count(*) FROM json_each(?2)
-WHERE NOT EXISTS (SELECT 1 FROM run_causes AS known WHERE known.run_id = ?1 AND known.cause_id = value)"""
+WHERE NOT EXISTS (
+  SELECT 1 FROM run_causes AS known JOIN runs AS consumer ON consumer.id = known.run_id
+  WHERE known.run_id = ?1 AND known.cause_id = value AND consumer.room = ?3
+)"""
 
 _WITNESS: Final = """\
 UPDATE runs SET
@@ -250,7 +254,7 @@ def _causes_of(mutation: RecordCauses) -> tuple[str, str]:
 
 def _record_causes(connection: apsw.Connection, mutation: RecordCauses) -> None:
     values = _causes_of(mutation)
-    missing = connection.execute(_CAUSES_MISSING, values).fetchone()
+    missing = connection.execute(_CAUSES_MISSING, (*values, mutation.room)).fetchone()
     if missing == (0,):
         return
     consumer = connection.execute(_STATUS, values[:1]).fetchone()
@@ -261,7 +265,7 @@ def _record_causes(connection: apsw.Connection, mutation: RecordCauses) -> None:
 
 def _confirm_causes(connection: apsw.Connection, mutation: RecordCauses) -> Confirmation:
     values = _causes_of(mutation)
-    if connection.execute(_CAUSES_MISSING, values).fetchone() == (0,):
+    if connection.execute(_CAUSES_MISSING, (*values, mutation.room)).fetchone() == (0,):
         return Confirmation.PRESENT
     consumer = connection.execute(_STATUS, values[:1]).fetchone()
     if consumer is None or consumer[1] != mutation.room or consumer[0] == "running":

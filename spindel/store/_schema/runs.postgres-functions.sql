@@ -181,11 +181,13 @@ $$;
 -- -- causes --
 
 -- Each is looked up by itself, as a subquery for one value must be: as a join, all causes of the Run would be read.
+-- Of another room's Run all are missing: whoever doesn't own it isn't told what it has.
 CREATE FUNCTION pg_temp.missing_causes(mutation jsonb) RETURNS SETOF uuid LANGUAGE sql AS $$
   SELECT DISTINCT wanted::uuid FROM jsonb_array_elements_text(mutation->'causes') AS wanted
     WHERE (
       SELECT true FROM spindel.run_causes WHERE run_id = (mutation->>'id')::uuid AND cause_id = wanted::uuid
-    ) IS NULL;
+    ) IS NULL
+    OR (SELECT room FROM spindel.runs WHERE id = (mutation->>'id')::uuid) IS DISTINCT FROM mutation->>'room';
 $$;
 
 CREATE FUNCTION pg_temp.record_causes(mutation jsonb) RETURNS pg_temp.verdict LANGUAGE plpgsql AS $$

@@ -84,6 +84,10 @@ class EvidenceContract:
         assert await store.confirm(new) is Confirmation.CONFLICT
         assert await refusal(store, room.causes(room.admit(), first)) == "cause"
         assert (await load_row(store, run)).caused_by == (first.id,)
+        async with open_commands(store, "other") as other:
+            # Stored as they are, they are no business of another room's owner.
+            assert await refusal(store, other.causes(run, first)) == "cause"
+            assert await store.confirm(other.causes(run, first)) is Confirmation.ABSENT
 
     # -- witnesses --
 
