@@ -62,7 +62,8 @@ if TYPE_CHECKING:
 __all__ = ["admit", "admit_each", "leave", "reserve"]
 
 _log: Final = logging.getLogger("spindel.runs")
-# A schedule point at every admission costs as much as the rest of it; none at all lets a loop starve the others.
+# A schedule point at every admission costs as much as the rest of it; none at all lets a loop starve the others. A write
+# to a disk is one in itself, and a second one would take its Run out of step with those that are written beside it.
 _SCHEDULE_EVERY: Final = 32
 _ADMITTING_CHILDREN: Final = frozenset({RoomState.OPEN, RoomState.SEALED})
 
@@ -126,7 +127,7 @@ async def admit(
     check_body(fn)
     particulars = check_options(options) if options else PLAIN
     room.admissions += 1
-    if room.admissions % _SCHEDULE_EVERY:
+    if room.admissions % _SCHEDULE_EVERY or (room.store is not None and room.store.durable):
         await trio.lowlevel.checkpoint_if_cancelled()
     else:
         await trio.lowlevel.checkpoint()

@@ -110,6 +110,9 @@ class StorePart:
         sqlite_confirm, memory_confirm: for each mutation type, a function of the same arguments that reads the
             identity back.
         single_statement: the mutation types that are one statement in SQLite and so need no savepoint there.
+        sqlite_many: for some mutation types, a function of `(connection, mutations)` that applies many in the plain
+            case: each changes one row and gives None. If another number of rows has changed, or it raises, what it did
+            is undone, and they are applied one by one; so it need not know which one is refused, or a repeat.
         postgres: the same for PostgreSQL; without it no `PostgresStore` takes the part.
     """
 
@@ -120,6 +123,7 @@ class StorePart:
     sqlite_confirm: Mapping[type, Callable[[Any, Any], Confirmation]]
     memory_confirm: Mapping[type, Callable[[Any, Any], Confirmation]]
     single_statement: frozenset[type] = frozenset()
+    sqlite_many: Mapping[type, Callable[[Any, Sequence[Any]], None]] = MappingProxyType({})
     postgres: PostgresPart | None = None
 
 

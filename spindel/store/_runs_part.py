@@ -10,6 +10,7 @@ from typing import Final
 from spindel.store._contract import StorePart
 from spindel.store._migrations import load_scripts
 from spindel.store._postgres_runs import RUNS_POSTGRES
+from spindel.store._sqlite_many import SQLITE_APPLY_MANY
 from spindel.store._sqlite_runs import SQLITE_APPLY, SQLITE_CONFIRM
 
 __all__ = ["RUNS_PART"]
@@ -23,5 +24,6 @@ RUNS_PART: Final = StorePart(
     memory_confirm={},
     # Each of them writes with one statement, before or after it reads.
     single_statement=frozenset(SQLITE_APPLY),
+    sqlite_many=SQLITE_APPLY_MANY,
     postgres=RUNS_POSTGRES,
 )

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import re
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import apsw
@@ -25,8 +27,12 @@ if TYPE_CHECKING:
     from spindel.store._backend import Slot
     from spindel.store._contract import StorePart
 
-__all__ = ["SqliteBackend"]
+__all__ = ["MANY_MIN", "SqliteBackend"]
 
+MANY_MIN: Final = 16
+"""So many mutations of one type, one after another, are tried together; fewer cost less one by one."""
+
+_KIND: Final = attrgetter("mutation.__class__")
 _log: Final = logging.getLogger("spindel.store")
 _EPOCH: Final = "SELECT epoch FROM rooms WHERE name = ?1"
 _CODE: Final = re.compile(r"RAISE\s*\(\s*ABORT\s*,\s*'([a-z0-9-]{1,64})'\s*\)")
@@ -59,6 +65,7 @@ class SqliteBackend:
         "_connect",
         "_connection",
         "_handlers",
+        "_many",
         "_refusals",
         "_single",
     )
@@ -66,11 +73,13 @@ class SqliteBackend:
     def __init__(self, parts: Iterable[StorePart], connect: Callable[[], apsw.Connection]) -> None:
         self._handlers: dict[type, Callable[[Any, Any], Any]] = {}
         self._confirmations: dict[type, Callable[[Any, Any], Confirmation]] = {}
+        self._many: dict[type, Callable[[Any, Any], None]] = {}
         self._single: set[type] = set()
         codes: set[str] = set()
         for part in parts:
             self._handlers.update(part.sqlite)
             self._confirmations.update(part.sqlite_confirm)
+            self._many.update(part.sqlite_many)
             self._single.update(part.single_statement)
             for script in part.migrations.get("sqlite", ()):
                 codes.update(_CODE.findall(script))
@@ -166,6 +175,46 @@ class SqliteBackend:
 
     def _apply_each(self, connection: apsw.Connection, slots: Sequence[Slot]) -> None:
         epochs: dict[str, int | None] = {}
+        for kind, alike in groupby(slots, _KIND):
+            run = list(alike)
+            many = self._many.get(kind) if len(run) >= MANY_MIN else None
+            if many is None or not self._apply_at_once(connection, many, run, epochs):
+                self._apply_singly(connection, run, epochs)
+
+    def _apply_at_once(
+        self,
+        connection: apsw.Connection,
+        many: Callable[[Any, Any], None],
+        slots: Sequence[Slot],
+        epochs: dict[str, int | None],
+    ) -> bool:
+        """Apply mutations of one type together; False, and nothing is done, if it isn't as simple as that."""
+        mutations = [slot.mutation for slot in slots]
+        owners = {(mutation.room, mutation.epoch) for mutation in mutations}
+        if not all(self._owns(connection, room, epoch, epochs) for room, epoch in owners):
+            return False
+        connection.execute("SAVEPOINT many")
+        changes = connection.total_changes()
+        try:
+            many(connection, mutations)
+        except apsw.ConstraintError:
+            plain = False
+        except apsw.Error:
+            raise
+        except Exception:  # noqa: BLE001  one of them is to be refused, or meets a bug, and is told so alone
+            plain = False
+        else:
+            plain = connection.total_changes() - changes == len(slots)
+        if not plain:
+            connection.execute("ROLLBACK TO many")
+        connection.execute("RELEASE many")
+        if plain:
+            for slot in slots:
+                slot.error = slot.result = None
+                slot.changed = True
+        return plain
+
+    def _apply_singly(self, connection: apsw.Connection, slots: Sequence[Slot], epochs: dict[str, int | None]) -> None:
         changes = connection.total_changes()
         for slot in slots:
             slot.error = None
@@ -189,13 +238,8 @@ class SqliteBackend:
         kind: type[object] = mutation.__class__
         if kind in UNOWNED:
             epochs.clear()
-        else:
-            # The writer's lock is held, so what was read once holds for the whole transaction.
-            room = mutation.room
-            if room not in epochs:
-                epochs[room] = connection.execute(_EPOCH, (room,)).get
-            if epochs[room] != mutation.epoch:
-                raise WriteRefusedError("not-owner", detail=f"epoch {mutation.epoch} doesn't own room {room!r}")
+        elif not self._owns(connection, mutation.room, mutation.epoch, epochs):
+            raise WriteRefusedError("not-owner", detail=f"epoch {mutation.epoch} doesn't own room {mutation.room!r}")
         if kind in self._single:
             # RAISE(ABORT) and constraints undo the one statement and keep the transaction: no savepoint needed.
             return self._handlers[kind](connection, mutation)
@@ -211,6 +255,13 @@ class SqliteBackend:
             raise
         connection.execute("RELEASE mutation")
         return result
+
+    @staticmethod
+    def _owns(connection: apsw.Connection, room: str, epoch: int, epochs: dict[str, int | None]) -> bool:
+        # The writer's lock is held, so what was read once holds for the whole transaction.
+        if room not in epochs:
+            epochs[room] = connection.execute(_EPOCH, (room,)).get
+        return epochs[room] == epoch
 
     def _refusal(self, problem: apsw.ConstraintError) -> WriteRefusedError:
         reason: int = cast("Any", problem).extendedresult

@@ -32,7 +32,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from uuid import UUID
 
-__all__ = ["SQLITE_APPLY", "SQLITE_CONFIRM"]
+__all__ = [
+    "ADMIT",
+    "FINISH",
+    "FINISH_RETURNED",
+    "SQLITE_APPLY",
+    "SQLITE_CONFIRM",
+    "WITNESS",
+    "refuse_witnesses",
+    "values_of",
+]
 
 # Mutations are bound as they are: a Struct's fields in their order, ids as texts. So a parameter's number is the place of
 # its field, and what a statement needs beyond them comes after.
@@ -47,7 +56,7 @@ assert FinishRun.__struct_fields__ == (
 assert AppendWitnesses.__struct_fields__ == ("room", "epoch", "id", "at", "family", "core", "adapter")
 _STAGES: Final = (WitnessStage.FAMILY_RETURN, WitnessStage.CORE_CLEANUP, WitnessStage.ADAPTER_CLEANUP)
 
-_ADMIT: Final = """\
+ADMIT: Final = """\
 INSERT INTO runs (
   room, incarnation, id, kind, actor, parent_id, trigger_id, provenance, family_version, created_at, started_at,
   job_version, job_key, job_offer, job_experiment, status, updated_at
@@ -71,12 +80,12 @@ _FENCE_RUNNING: Final = """\
 UPDATE runs SET status = 'failed', reason = 'admission-failed', error = ?2, ended_at = ?3, updated_at = ?3
 WHERE id = ?1 AND status = 'running'"""
 
-_FINISH: Final = """\
+FINISH: Final = """\
 UPDATE runs SET status = ?4, reason = ?5, error = ?6, ended_at = CASE WHEN ?4 <> 'waiting' THEN ?7 END,
   job_result_state = ?9, job_scorecard = ?10, updated_at = ?7
 WHERE id = ?3 AND room = ?1 AND status = 'running'"""
 
-_FINISH_RETURNED: Final = """\
+FINISH_RETURNED: Final = """\
 UPDATE runs SET status = ?4, reason = ?5, error = ?6, ended_at = CASE WHEN ?4 <> 'waiting' THEN ?7 END,
   job_result_state = ?9, job_scorecard = ?10, updated_at = ?7, family_return_ack = ?11
 WHERE id = ?3 AND room = ?1 AND status = 'running' AND family_version IS NOT NULL"""
@@ -98,7 +107,7 @@ WHERE NOT EXISTS (
   WHERE known.run_id = ?1 AND known.cause_id = value AND consumer.room = ?3
 )"""
 
-_WITNESS: Final = """\
+WITNESS: Final = """\
 UPDATE runs SET
   family_return_ack = ifnull(family_return_ack, ?5),
   job_core_cleanup_ack = ifnull(job_core_cleanup_ack, ?6),
@@ -159,14 +168,15 @@ def _text(value: UUID | None) -> str | None:
     return None if value is None else str(value)
 
 
-def _values_of(mutation: msgspec.Struct) -> tuple[Any, ...]:
+def values_of(mutation: msgspec.Struct) -> tuple[Any, ...]:
+    """Give a mutation's fields in their order, ids as texts: what its statement is bound to."""
     return tuple(msgspec.to_builtins(mutation).values())
 
 
 def _admit(connection: apsw.Connection, mutation: AdmitRun) -> None:
-    identity = _values_of(mutation)
+    identity = values_of(mutation)
     try:
-        connection.execute(_ADMIT, identity)
+        connection.execute(ADMIT, identity)
     except apsw.ConstraintError:
         # Acknowledged again while the row is as this command made it: running, with equal content.
         found = connection.execute(_IDENTITY, identity).fetchone()
@@ -175,7 +185,7 @@ def _admit(connection: apsw.Connection, mutation: AdmitRun) -> None:
 
 
 def _confirm_admit(connection: apsw.Connection, mutation: AdmitRun) -> Confirmation:
-    found = connection.execute(_IDENTITY, _values_of(mutation)).fetchone()
+    found = connection.execute(_IDENTITY, values_of(mutation)).fetchone()
     if found is not None:
         return Confirmation.PRESENT if found[0] == "running" else Confirmation.CONFLICT
     taken = connection.execute(_STATUS, (str(mutation.id),)).fetchone()
@@ -183,7 +193,7 @@ def _confirm_admit(connection: apsw.Connection, mutation: AdmitRun) -> Confirmat
 
 
 def _fence(connection: apsw.Connection, mutation: FenceAdmission) -> None:
-    identity = _values_of(mutation.admission)
+    identity = values_of(mutation.admission)
     found = connection.execute(_IDENTITY, identity).fetchone()
     if found is None:
         # No row yet, or one with other content, which the trigger refuses.
@@ -199,7 +209,7 @@ def _fenced(mutation: FenceAdmission) -> tuple[Any, ...]:
 
 
 def _confirm_fence(connection: apsw.Connection, mutation: FenceAdmission) -> Confirmation:
-    found = connection.execute(_IDENTITY, _values_of(mutation.admission)).fetchone()
+    found = connection.execute(_IDENTITY, values_of(mutation.admission)).fetchone()
     if found is None:
         taken = connection.execute(_STATUS, (str(mutation.admission.id),)).fetchone()
         return Confirmation.ABSENT if taken is None else Confirmation.CONFLICT
@@ -209,12 +219,12 @@ def _confirm_fence(connection: apsw.Connection, mutation: FenceAdmission) -> Con
 
 
 def _finish(connection: apsw.Connection, mutation: FinishRun) -> None:
-    values = _values_of(mutation)
+    values = values_of(mutation)
     run_id: str = values[2]
     if mutation.family_returned:
-        connection.execute(_FINISH_RETURNED, (*values, witness_text(WitnessStage.FAMILY_RETURN, run_id)))
+        connection.execute(FINISH_RETURNED, (*values, witness_text(WitnessStage.FAMILY_RETURN, run_id)))
     else:
-        connection.execute(_FINISH, values)
+        connection.execute(FINISH, values)
     if connection.changes() == 1:
         return
     found = connection.execute(_OUTCOME, (run_id, mutation.room)).fetchone()
@@ -273,14 +283,23 @@ def _confirm_causes(connection: apsw.Connection, mutation: RecordCauses) -> Conf
     return Confirmation.CONFLICT
 
 
-def _append_witnesses(connection: apsw.Connection, mutation: AppendWitnesses) -> None:
-    values = _values_of(mutation)
+def refuse_witnesses(values: tuple[Any, ...]) -> None:
+    """Check the values of `AppendWitnesses`: as texts, at a third of the cost of ids made to be compared.
+
+    Raises:
+        WriteRefusedError: one is not the stage's witness of this Run.
+    """
     run_id: str = values[2]
-    # As texts, which are what is bound, at a third of the cost of ids made to be compared.
     for stage, value in zip(_STAGES, values[4:], strict=True):
         if value is not None and value != witness_text(stage, run_id):
             raise WriteRefusedError("witness-invalid", detail=f"a value is not the stage's witness of run {run_id}")
-    connection.execute(_WITNESS, values)
+
+
+def _append_witnesses(connection: apsw.Connection, mutation: AppendWitnesses) -> None:
+    values = values_of(mutation)
+    refuse_witnesses(values)
+    run_id: str = values[2]
+    connection.execute(WITNESS, values)
     if connection.changes() == 1:
         return
     found = connection.execute(_WITNESSES, (run_id, mutation.room)).fetchone()

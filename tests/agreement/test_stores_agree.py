@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from spindel.store import _sqlite_backend, _sqlite_many
 from spindel.store._memory import MemoryStore
 from spindel.store._postgres import PostgresStore
 from spindel.store._sqlite import SqliteStore
@@ -25,6 +26,20 @@ async def test_memory_and_sqlite_agree_on_every_script(script: list[Operation]) 
     memory = MemoryStore()
     expected = await replay(script, lambda: memory)
     with TemporaryDirectory() as folder:
+        found = await replay(script, lambda: SqliteStore(Path(folder) / "rooms.db", executor="inline"))
+
+    assert found == expected
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(script=scripts())
+async def test_memory_and_sqlite_agree_whatever_is_applied_at_once(script: list[Operation]) -> None:
+    """R-03, R-05: mutations of one type that stand side by side are tried together, and mean what they mean alone."""
+    memory = MemoryStore()
+    expected = await replay(script, lambda: memory)
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_sqlite_backend, "MANY_MIN", 1)
+        patch.setattr(_sqlite_many, "_SIZES", (3, 2, 1))
         found = await replay(script, lambda: SqliteStore(Path(folder) / "rooms.db", executor="inline"))
 
     assert found == expected
