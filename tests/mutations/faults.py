@@ -61,8 +61,8 @@ FAULTS = (
     Fault(
         "an old owner's write is not fenced (SQLite)",
         SQLITE,
-        "if epochs[room] != mutation.epoch:",
-        "if epochs[room] is None:",
+        "return epochs[room] == epoch",
+        "return epochs[room] is not None",
         "tests/store/test_contract.py",
     ),
     Fault(
