@@ -236,15 +236,19 @@ class CausalStoreRequiredError(CallerError):
 
 
 class RunNotFinishedError(CallerError):
-    """An execution lease was to be released before the outcome was stored.
+    """A step of a Run's end was to be taken before the one that it needs: join, store the outcome, release the lease.
 
     Attributes:
         run_id: the Run.
+        problem: what is missing, and what to do first.
     """
 
-    def __init__(self, run_id: RunId) -> None:
+    def __init__(
+        self, run_id: RunId, problem: str = "it has no stored outcome yet; persist it, then release its lease"
+    ) -> None:
         self.run_id = run_id
-        super().__init__(f"run {run_id} has no stored outcome yet; persist it, then release its lease")
+        self.problem = problem
+        super().__init__(f"run {run_id}: {problem}")
 
 
 class ForeignRoomError(CallerError):

@@ -34,7 +34,7 @@ from spindel.errors import (
 from spindel.observe import RunFinished
 from spindel.runs._cancelling import request_cancel
 from spindel.runs._frontier import held_frontier
-from spindel.runs._outcome import Decision, Outcome, error_text
+from spindel.runs._outcome import Decision, Outcome, error_text, without_cancelled
 from spindel.runs._parking import park, sleep_shielded
 from spindel.runs._states import HoldKind, LaunchKind, LaunchState, LeasePhase, Publication, RoomState
 from spindel.store import FAMILY_VERSION, AppendWitnesses, Confirmation, FinishRun, RunStatus
@@ -79,7 +79,7 @@ async def finish(entry: Entry) -> None:
         await _finish_by(entry, entry.finisher)
         return
     try:
-        end = await _persist(entry) if await _join(entry) else "abandoned"
+        end = await _persist(entry) if await _join(entry) else _given_up(entry)
     except BaseException as bug:  # noqa: ASYNC103, BLE001  the Run's task never raises into its parent's nursery
         # Nothing here raises on purpose. If something does all the same, it has a name, and the room isn't stuck.
         _log.exception("the end of run %s broke down", entry.run_id, extra={"run_id": str(entry.run_id)})
@@ -105,12 +105,19 @@ async def _finish_by(entry: Entry, finisher: Finisher) -> None:
         _leave(entry)
         return
     if not isinstance(problem, RunAbandonedError):
-        if problem is not None and not isinstance(problem, Exception):
-            entry.room.interrupt(problem)
+        rest = without_cancelled(problem) if problem is not None else None
+        if rest is not None and not isinstance(rest, Exception):
+            # A `Cancelled` is of a scope around this task, which an unshielded wait met; no room raises it for another.
+            entry.room.interrupt(rest)
         await _hold_broken(entry, problem or RunNotFinishedError(entry.run_id))
     await _all_back(entry)
     release(entry, "abandoned")
     _leave(entry)
+
+
+def _given_up(entry: Entry) -> str:
+    """Tell how a Run leaves whose family nobody vouches for: in a lost room that was no operator's word."""
+    return "lost" if entry.room.state is RoomState.LOST else "abandoned"
 
 
 async def _hold_broken(entry: Entry, problem: BaseException) -> None:
@@ -159,12 +166,15 @@ def outcome_of(entry: Entry) -> Outcome[Any]:
 class Finishing:
     """The steps of one Run's end, for its `Finisher`."""
 
-    __slots__ = ("_entry", "_frozen", "_persisting")
+    __slots__ = ("_entry", "_frozen", "_joining", "_persisting", "_returned")
 
     def __init__(self, entry: Entry) -> None:
         self._entry = entry
         self._frozen: FinishRun | None = None
+        self._joining = False
         self._persisting = False
+        # What the join said: None before it, False if its word was given up.
+        self._returned: bool | None = None
 
     @property
     def run_id(self) -> RunId:
@@ -177,18 +187,38 @@ class Finishing:
         return outcome_of(self._entry)
 
     async def join(self) -> None:
-        """Join the sealed family on a pool worker and close the nurseries.
+        """Join the sealed family on a pool worker and close the nurseries. Once is enough; again is harmless.
 
         Cancellation: none.
 
         Raises:
             WaitRefusedError: under a frontier; a child may need it in order to end.
-            RunAbandonedError: an operator gave up a hold below, so the return is unknown.
+            RunAbandonedError: an operator gave up a hold below, or the join itself, so the return is unknown.
+            RuntimeError: another task is joining it.
         """
         reason = held_frontier()
         if reason is not None:
             raise WaitRefusedError(reason)
-        if not await _join(self._entry):
+        if self._joining:
+            raise RuntimeError(f"the family of run {self._entry.run_id} is being joined by another task")
+        if self._returned is None:
+            self._joining = True
+            try:
+                self._returned = await _join(self._entry)
+            finally:
+                self._joining = False
+        self._require_joined()
+
+    def _require_joined(self) -> None:
+        """Let nothing vouch for a family but its own join, and nothing be stored or released before it.
+
+        Raises:
+            RunNotFinishedError: `join` has not come back.
+            RunAbandonedError: it came back without the family's word.
+        """
+        if self._returned is None:
+            raise RunNotFinishedError(self._entry.run_id, "its family has not been joined; join it first")
+        if not self._returned:
             raise RunAbandonedError(self._entry.run_id)
 
     @property
@@ -244,9 +274,18 @@ class Finishing:
         Cancellation: none.
 
         Raises:
+            InvalidRecordError: they are another Run's.
+            RunNotFinishedError, RunAbandonedError: the family's witness before its join, or without its word.
+            FamilyUnsupportedError: the family's witness, which the registry entry can't vouch for.
             WriteRefusedError, WriteUncertainError: as the store says; the same mutation may be sent again.
             RoomOwnershipLostError: a newer owner has the room.
         """
+        if mutation.id != self._entry.run_id:
+            raise InvalidRecordError("id", f"run {self._entry.run_id} can't witness for another one")
+        if mutation.family is not None:
+            self._require_joined()
+            if self._entry.family_version != FAMILY_VERSION:
+                raise FamilyUnsupportedError(self._entry.run_id)
         if self._entry.room.store is not None:
             await self._entry.room.write(mutation)
 
@@ -263,6 +302,8 @@ class Finishing:
             The row for the one caller that stored it; None for a later one, and without a store.
 
         Raises:
+            RunNotFinishedError: the family has not been joined; what came back is not known before.
+            RunAbandonedError: the join came back without the family's word.
             WriteRefusedError, WriteUncertainError: as the store says; a later call sends the identical write.
             RoomOwnershipLostError: a newer owner has the room.
         """
@@ -285,6 +326,7 @@ class Finishing:
             True for the one caller that stored it.
         """
         entry = self._entry
+        self._require_joined()
         if self._persisting or _is_stored(entry):
             return False
         if entry.room.store is None:
