@@ -261,6 +261,7 @@ async def leaf(run: Run[Any]) -> None:
 
 async def test_nothing_is_claimed_or_released_before_the_join(faulty: FaultyStore) -> None:
     """R-49, R-78: a finisher that skips the join can store no outcome, claim no return and release no lease."""
+    children: list[Run[Any]] = []
     refused: list[str] = []
     go_on = trio.Event()
 
@@ -284,7 +285,7 @@ async def test_nothing_is_claimed_or_released_before_the_join(faulty: FaultyStor
         finishing.release_lease()
 
     async def body(run: Run[Any]) -> None:
-        await run.start_child(child_that_stays)
+        children.append(await run.start_child(child_that_stays))
 
     async with open_room(faulty, name="main") as room:
         run = await room.start(body, finisher=Walks(walk))
@@ -292,14 +293,17 @@ async def test_nothing_is_claimed_or_released_before_the_join(faulty: FaultyStor
         report = await observe_settlement(room, run.id)
 
     assert refused == ["outcome", "witness", "lease"]
-    # Nothing reached the store before the child's own end did.
-    assert [write.id for write in faulty.written(FinishRun)][-1] == run.id
+    assert [write.id for write in faulty.written(FinishRun) if isinstance(write, FinishRun)] == [children[0].id, run.id]
     assert (report.family, report.settled) == (WitnessFact.VALID, True)
 
 
 async def test_a_join_that_was_given_up_vouches_for_nothing_ever(faulty: FaultyStore) -> None:
     """R-20, R-49: once its worker was given up, neither another join nor a stubborn finisher gets a witness stored."""
     refused: list[str] = []
+    go_on = trio.Event()
+
+    async def child_that_stays(run: Run[Any]) -> None:
+        await go_on.wait()
 
     async def walk(finishing: Finishing) -> None:
         for _ in range(2):
@@ -311,7 +315,7 @@ async def test_a_join_that_was_given_up_vouches_for_nothing_ever(faulty: FaultyS
         await finishing.persist_outcome()
 
     async def body(run: Run[Any]) -> None:
-        await run.start_child(leaf)
+        await run.start_child(child_that_stays)
 
     async with open_room(faulty, name="main") as room:
         room.pool.tasks = RefusesAll(room.pool.tasks)
@@ -319,6 +323,7 @@ async def test_a_join_that_was_given_up_vouches_for_nothing_ever(faulty: FaultyS
         await wait_all_tasks_blocked()
         (hold,) = room.held()
         abandon_held(room)
+        go_on.set()
         with pytest.raises(RunAbandonedError):
             await run.result()
         held = room.held()
