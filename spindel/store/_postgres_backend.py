@@ -14,6 +14,7 @@ locks of its own in our tables; the server then picks one, rolls it back, and th
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -38,6 +39,8 @@ __all__ = ["PostgresBackend"]
 
 _APPLY: Final = b"SELECT changed, value, code, detail FROM pg_temp.apply(%s::jsonb)"
 _CONFIRM: Final = b"SELECT pg_temp.confirm(%s::jsonb)"
+# The escape itself, not the text of one after an escaped backslash. The server reads a batch as a whole, or not at all.
+_NUL: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _ATTEMPTS: Final = 5
 _ROLLED_BACK: Final = frozenset({"40001", "40P01"})
 """The server took a side in a conflict and rolled the other one back."""
@@ -189,19 +192,25 @@ class PostgresBackend:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _encode(self, slots: Sequence[Slot]) -> tuple[list[Slot], str]:
-        """Give the calls as JSON, and whose they are: one that can't be encoded is its part's fault alone."""
+        """Give the calls as JSON, and whose they are: one that can't be sent is its part's fault alone."""
         sent: list[Slot] = []
         calls: list[bytes] = []
         for slot in slots:
             slot.error = None
             slot.changed = False
             try:
-                calls.append(msgspec.json.encode(self._build_call(slot.mutation, self._apply)))
+                calls.append(self._encode_one(slot.mutation))
             except Exception as problem:  # noqa: BLE001  told to its caller
                 slot.error = problem
             else:
                 sent.append(slot)
         return sent, f"[{b','.join(calls).decode()}]"
+
+    def _encode_one(self, mutation: Any) -> bytes:
+        call = msgspec.json.encode(self._build_call(mutation, self._apply))
+        if b"\\u0000" in call and _NUL.search(call):
+            raise InvalidRecordError("mutation", "it has a NUL character, which PostgreSQL can't keep")
+        return call
 
     def _build_call(self, mutation: Any, functions: dict[type, str]) -> tuple[str, str, int | None, object]:
         kind: type[object] = mutation.__class__
@@ -246,7 +255,6 @@ def _refusal(code: str, detail: str | None) -> WriteRefusedError:
     state = code.removeprefix("!")
     if state == code:
         return WriteRefusedError(code, detail=detail)
-    # What a constraint says isn't told to whoever only sees the code of a rule, but what it is about is.
     known = _CONSTRAINTS.get(state, "constraint" if state[:2] in {"22", "23"} else "part-failed")
     return WriteRefusedError(known, detail=f"{detail} ({state})")
 

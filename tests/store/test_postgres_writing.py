@@ -335,7 +335,16 @@ async def test_a_part_has_its_place_in_batches_and_in_together(postgres_dsn: str
         run = room.admit()
         before = store.commits
         results = await store.write_each(
-            [make("one"), make("one"), make("bad"), make("broken"), make("unsendable"), run, make("three")]
+            [
+                make("one"),
+                make("one"),
+                make("bad"),
+                make("broken"),
+                make("unsendable"),
+                run,
+                make("three"),
+                make("nul\0"),
+            ]
         )
         commits = store.commits - before
         with pytest.raises(WriteRefusedError):
@@ -347,6 +356,7 @@ async def test_a_part_has_its_place_in_batches_and_in_together(postgres_dsn: str
     assert (results[0], results[5], results[6]) == (3, None, 5)
     assert [getattr(results[number], "code", None) for number in (1, 2, 3)] == ["exists", "check", "part-failed"]
     assert isinstance(results[4], TypeError)
+    assert isinstance(results[7], InvalidRecordError)
     assert together == (None, 5)
     assert confirmed == [Confirmation.PRESENT, Confirmation.ABSENT, Confirmation.PRESENT]
 
