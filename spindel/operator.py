@@ -144,9 +144,10 @@ async def recover_launch(room: Room, launch_id: LaunchId, *, revision: Revision)
 def abandon_held(room: Room) -> tuple[HeldObligation, ...]:
     """Give up everything that is held in the room at this moment, so that its block can end.
 
-    It writes nothing and runs nothing: the Runs that owe it, and those above them, keep their `running` rows, which
-    the next owner of the room adopts as orphans. Their waiters get `RunAbandonedError`. Threads that have been entered
-    are still waited for.
+    It writes nothing and runs nothing: the Runs that owe it, and those above them, keep their rows as they are. Those
+    that are `running` the next owner of the room adopts as orphans; a Job whose outcome was stored before keeps it, and
+    is never settled without its adapter's witness. Their waiters get `RunAbandonedError`. Threads that have been
+    entered are still waited for.
 
     Returns:
         What was given up.

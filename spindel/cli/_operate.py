@@ -155,7 +155,8 @@ def recover(
 def abandon(control: str | None, db: str | None, room: str, as_json: bool) -> int:
     """Give up all that is held at this moment, so that the process can end.
 
-    Nothing is written: what owes it keeps its running row, which the next opening of the room names as orphaned.
+    Nothing is written: what owes it keeps its row as it is. One that is running is named as orphaned by the next
+    opening of the room; an outcome that was stored before stays.
     """
     from spindel.cli._operating import abandon_held
 

@@ -32,7 +32,8 @@ class Report:
     """What became of a root Run.
 
     Attributes:
-        status: the stored one; `running` if the Run was given up.
+        status: the stored one; `running` if the Run was given up before its outcome was stored.
+        ended: False if it was given up, or its room was lost: nobody may say what became of its cleanup.
         settled: whether all evidence of it was there when it had returned.
         witnesses: which of `family`, `core` and `adapter` are in its row.
         runs: how many Runs of this opening, by stored status.
@@ -45,6 +46,7 @@ class Report:
     name: str
     status: str
     reason: str | None
+    ended: bool
     settled: bool
     witnesses: Sequence[str]
     runs: Mapping[str, int]
@@ -55,7 +57,7 @@ class Report:
 
     def exit_code(self, signal_number: int | None) -> int:
         """Give the exit code, knowing which signal came first, if any."""
-        if self.held:
+        if self.held or not self.ended:
             return ExitCode.UNKNOWN
         match self.status:
             case "completed":

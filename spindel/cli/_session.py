@@ -154,6 +154,7 @@ class Session:
         run = job.run
         place = "memory" if request.store is None else printable(request.store)
         self._display.say(f"run {run.id} of {name} in room {room.name} of {place}")
+        unknown: OutcomeError | None = None
         error: BaseException | None = None
         value: Any = None
         reason: str | None = None
@@ -162,17 +163,21 @@ class Session:
             await run.wait_returned()
             outcome = run.outcome_nowait()
         except OutcomeError as problem:
-            error = problem
+            error = unknown = problem
         else:
             status, reason, value, error = outcome.status.value, outcome.reason, outcome.value, outcome.error
         duration = trio.current_time() - began
         settlement = await observe_settlement(room, run.id)
         record = await room.load(run.id)
+        if unknown is not None and record is not None:
+            # What was given up after its outcome was stored has that outcome all the same.
+            status, reason = record.status.value, record.reason
         self._report = Report(
             run_id=run.id,
             name=describe_name(kind, {"name": name}),
             status=status,
             reason=reason,
+            ended=unknown is None,
             settled=settlement.settled,
             witnesses=_witnesses(settlement),
             runs=await _count_runs(room, 0 if record is None else record.started_at),

@@ -105,6 +105,18 @@ def test_jobs_are_listed_shown_waited_for_and_cancelled(spindel: CommandLine, he
     assert ended.code == 3
 
 
+def test_what_is_given_up_after_its_outcome_was_stored_is_told_with_it(spindel: CommandLine, held: Command) -> None:
+    """J-46: the outcome of the row, and all the same nobody may say that it is done."""
+    spindel("abandon", "--control", "door")
+    ended = held.finish()
+    (row,) = spindel("runs", "--json").value["runs"]
+
+    assert row["status"] == "completed"
+    assert (ended.code, ended.value["status"], ended.value["settled"]) == (3, "completed", False)
+    assert ended.value["witnesses"] == ["family", "core"]
+    assert ended.value["error"].startswith("RunAbandonedError")
+
+
 def test_a_file_is_read_and_refuses_to_act(spindel: CommandLine, held: Command) -> None:
     hold = the_hold(spindel)
     job_id = hold["run_id"]
