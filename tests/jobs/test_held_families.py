@@ -412,6 +412,32 @@ async def test_a_lost_room_calls_no_callback(faulty: FaultyStore) -> None:
     assert not jobs[0].view().settled
 
 
+async def test_a_room_that_is_lost_while_the_outcome_is_stored_calls_no_adapter(faulty: FaultyStore) -> None:
+    """J-46: an outcome that was still stored stays, and all the same nothing is called for it or said of it any more."""
+    core, adapter = Callback(), Callback()
+    slow = faulty.hold(of=FinishRun)
+    jobs: list[Job[str]] = []
+
+    async def scenario() -> None:
+        async with open_room(faulty, name="main") as room:
+            jobs.append(await start_job(room, give, before_finish=core, on_settled=adapter))
+            await slow.wait_reached()
+            room.lose()
+            slow.release()
+            await trio.sleep_forever()
+
+    with pytest.raises(RoomOwnershipLostError):
+        await scenario()
+    with pytest.raises(RoomOwnershipLostError):
+        await jobs[0].outcome()
+    row = await faulty.load_run("main", jobs[0].id)
+
+    assert row is not None
+    assert (row.status, row.job_adapter_cleanup_ack) == (RunStatus.COMPLETED, None)
+    assert (len(core.calls), adapter.calls) == (1, [])
+    assert not jobs[0].view().settled
+
+
 async def test_a_held_stage_of_a_lost_room_ends_when_it_is_taken_up(faulty: FaultyStore) -> None:
     """J-46: a stage that was held when its room was lost calls nothing any more, whatever an operator asks."""
     core = Callback([ValueError("stuck")])
