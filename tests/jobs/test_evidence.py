@@ -15,17 +15,19 @@ import spindel.operator
 from spindel.errors import JobNotFoundError, RunWaiting, StageHeldError, WriteRefusedError
 from spindel.ids import RunId, WitnessStage, witness_id
 from spindel.jobs import Job, Stage, get_job, list_jobs, observe_settlement, start_job
-from spindel.operator import recover, recovery_state
+from spindel.operator import abandon_held, recover, recovery_state
 from spindel.runs import Presence, WitnessFact, open_reader, open_room
 from spindel.store import AdmitRun, AppendWitnesses, FinishRun, RunStatus
 from spindel.testing.clocks import ManualWallClock
+from spindel.testing.faults import Fault, FaultyStore
+from tests.jobs.adapters import Adapter, open_main
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from spindel.runs import Outcome, Room, Run, SettlementReport
     from spindel.store import RunRecord, Store
-    from spindel.testing.faults import FaultyStore
     from spindel.testing.sweep import Steps
     from tests.conftest import Sweep
 
@@ -250,6 +252,36 @@ async def test_a_witness_can_be_computed_again_and_another_value_proves_nothing(
     assert not report.settled
     assert view is not None
     assert not view.settled
+
+
+@pytest.mark.parametrize("stage", [Stage.CORE_ACK, Stage.ADAPTER_ACK, Stage.DONE])
+async def test_the_next_owner_tells_how_far_the_last_one_came(reopen: Callable[[], Store], stage: Stage) -> None:
+    """J-38, J-39, J-40: an end between a callback and its acknowledgement is unknown for ever; after both it is not."""
+    adapter = Adapter()
+    async with FaultyStore(reopen()) as store:
+        if stage is not Stage.DONE:
+            store.fail(1 if stage is Stage.CORE_ACK else 2, Fault.REFUSED, of=AppendWitnesses)
+        async with open_main(store) as room:
+            job = await adapter.start(room, give)
+            view = await job.wait_done_or_held()
+            abandon_held(room)
+    calls = list(adapter.calls)
+    seen: list[tuple[RunRecord, SettlementReport]] = []
+    for _ in range(2):
+        async with FaultyStore(reopen()) as store, open_room(store, name="main") as room:
+            seen.append((await row_of(store, job.id), await observe_settlement(room, job.id)))
+    (row, report), again = seen
+
+    assert (view.stage, view.cleanup_required) == (stage, stage is not Stage.DONE)
+    assert again == (row, report)
+    assert adapter.calls == calls == (["core"] if stage is Stage.CORE_ACK else ["core", "adapter"])
+    assert (report.lease, report.owner) == (Presence.ABSENT, Presence.ABSENT)
+    assert report.settled == (stage is Stage.DONE)
+    if stage is Stage.CORE_ACK:
+        assert (row.status, row.reason, witnesses(report)) == (RunStatus.FAILED, "orphaned", ALL_ABSENT)
+    else:
+        present = WitnessFact.VALID if stage is Stage.DONE else WitnessFact.ABSENT
+        assert (row.status, witnesses(report)) == (RunStatus.COMPLETED, (WitnessFact.VALID, WitnessFact.VALID, present))
 
 
 async def test_a_failed_child_leaves_its_parents_evidence_whole(store: Store) -> None:
