@@ -26,13 +26,14 @@ from spindel.jobs import (
     start_job,
 )
 from spindel.observe import Emitter, RoomEvent, RunFinished
+from spindel.operator import abandon_held
 from spindel.runs import Outcome, Presence, Room, Run, current_run, open_room
 from spindel.store import AdmitRun, AppendWitnesses, FinishRun, RunRecord, RunStatus
 from spindel.testing.faults import FaultyStore
-from tests.jobs.adapters import Adapter, give, park, row_of
+from tests.jobs.adapters import Adapter, give, open_main, park, recover_now, row_of, wait_held
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Generator, Sequence
 
     from trio.testing import MockClock
 
@@ -377,6 +378,20 @@ class TestOutcome:
         assert (row.job_result_state, row.job_scorecard) == (state, scorecard)
         assert (job.view().result_state, job.view().scorecard) == (state, scorecard)
 
+    async def test_a_result_is_shown_once_it_is_stored(self, faulty: FaultyStore) -> None:
+        """J-17: a Job that is held before its terminal write shows no result, though that is decided already."""
+        adapter = Adapter(core_errors=[ValueError("no")])
+        observation: Observation[Any] = Observation(OFFER, EXPERIMENT, lambda _: SCORECARD)
+        async with open_main(faulty) as room:
+            job = await adapter.start(room, give, observation=observation)
+            before = await wait_held(job)
+            await recover_now(room, job, "acknowledge")
+            await job.outcome()
+            after = job.view()
+
+        assert (before.cleanup_stage, before.result_state, before.scorecard) == (Stage.CORE, None, None)
+        assert (after.result_state, after.scorecard) == ("available", SCORECARD)
+
 
 class TestContexts:
     async def test_work_and_callbacks_have_their_own_contexts(self, faulty: FaultyStore) -> None:
@@ -430,6 +445,30 @@ class TestContexts:
         }
         assert context[place] == "given"
         assert room.context[place] == "control"
+
+    async def test_a_callback_that_awaits_what_is_not_trios_learns_of_it_where_it_waits(
+        self, faulty: FaultyStore
+    ) -> None:
+        """J-13: in another context, too, an error of a wait is raised at that wait, where the callback can meet it."""
+        met: list[str] = []
+
+        class Foreign:
+            def __await__(self) -> Generator[object]:
+                yield "of another framework"
+
+        async def before_finish(_: Outcome[Any]) -> None:
+            try:
+                await Foreign()
+            except TypeError as error:
+                met.append(type(error).__name__)
+
+        async with open_main(faulty) as room:
+            job = await start_job(room, give, before_finish=before_finish)
+            view = await job.wait_done_or_held()
+            abandon_held(room)
+
+        assert met == ["TypeError"]
+        assert view.settled
 
     async def test_a_callback_may_close_what_the_work_ran_in(self, faulty: FaultyStore) -> None:
         """J-14: work in another Room, which `on_settled` closes: release and done pass, and the Job is settled."""
