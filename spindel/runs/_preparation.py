@@ -76,7 +76,6 @@ class Acquisition:
             raise RuntimeError("this construction has ended; begin an effect inside construct, before it happens")
         if not callable(dispose):
             raise InvalidRecordError("dispose", f"a {type(dispose).__name__} is no async function")
-        self._declared_nothing = False
         self._owned.append(Owned(owner, dispose))
 
     def nothing(self) -> None:

@@ -13,6 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from spindel.errors import (
     AcknowledgeRefusedError,
+    AdmissionUncertainError,
     NotHeldError,
     RecoveryInProgressError,
     RoomCloseRefusedError,
@@ -26,7 +27,7 @@ from spindel.ids import Revision, RunId
 from spindel.jobs import HoldLocator, Job, Observation, Stage, observe_settlement, start_job
 from spindel.operator import abandon_held, recover, recovery_state
 from spindel.runs import Presence, WitnessFact, open_room
-from spindel.store import AppendWitnesses, FinishRun, RunStatus
+from spindel.store import AdmitRun, AppendWitnesses, FinishRun, RunStatus
 from spindel.testing.faults import Fault, FaultyStore
 from tests.runs.test_launch_recovery import FlakyExecutor
 
@@ -239,6 +240,43 @@ async def test_a_family_that_has_gone_may_be_attested(faulty: FaultyStore) -> No
 
         assert await job.result() == "value"
         assert (await observe_settlement(room, job.id)).settled
+
+
+async def test_a_family_of_which_something_was_given_up_is_not_attested(faulty: FaultyStore) -> None:
+    """J-32: with an admission below given up nobody knows that the family returned, though nothing of it is left."""
+    faulty.fail(2, Fault.BEFORE, of=AdmitRun)
+    given_up, released = trio.Event(), trio.Event()
+
+    async def wait(_: Run[None]) -> None:
+        await released.wait()
+
+    async def top(run: Run[str]) -> str:
+        with suppress(AdmissionUncertainError):
+            await run.start_child(give)
+        await run.start_child(wait)
+        await given_up.wait()
+        return "value"
+
+    async with open_room(faulty, name="main") as room:
+        make_flaky(room, results=1, result=OSError("the worker died"))
+        job = await start_job(room, top)
+        await wait_all_tasks_blocked()
+        (admission,) = abandon_held(room)
+        given_up.set()
+        await held(job)
+        released.set()
+        await wait_all_tasks_blocked()
+        with pytest.raises(AcknowledgeRefusedError):
+            await recover(room, locator_of(room, job), "acknowledge")
+        with pytest.raises(RunAbandonedError):
+            await recover(room, locator_of(room, job), "retry")
+        with pytest.raises(RunAbandonedError):
+            await job.result()
+        row = await room.load(job.id)
+
+    assert admission.phase == "starting"
+    assert row is not None
+    assert (row.status, row.family_return_ack) == (RunStatus.RUNNING, None)
 
 
 async def test_an_attested_join_still_decides(faulty: FaultyStore) -> None:
